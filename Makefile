@@ -5,7 +5,7 @@ DOCS_ADDRESS ?= 127.0.0.1:8000
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast browser bench docs docs-site docs-tables lint experiments clean
+.PHONY: setup demo test test-fast fuzz faults audit lock browser strace bench docs docs-site docs-tables lint experiments clean
 
 setup: .venv/.dev
 
@@ -27,7 +27,7 @@ demo: .venv/.installed
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src tests docs_site
+	$(BIN)/mypy --strict src tests docs_site tools
 	$(BIN)/lint-imports
 
 # Tests of the service's page need a browser. Only root may install Debian's; where there is none those tests skip.
@@ -36,10 +36,18 @@ browser:
 	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends chromium; } \
 	  || echo "no browser: the tests of the page will skip; install chromium to run them"
 
+# A test reads the system calls of all commands, to see that none talks to other machines; without strace it skips.
+strace:
+	@command -v strace \
+	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends strace; } \
+	  || echo "no strace: the test of connections to other machines will skip"
+
 # Tests of services and of other processes wait a lot, so that three processes keep two cores busy. The checks of `lint`
-# run meanwhile; their output follows that of the tests, and either of both fails the target.
-test: .venv/.dev browser
+# run meanwhile; their output follows that of the tests, and either of both fails the target. In a fresh clone one process
+# imports everything first, otherwise each of the three would compile it.
+test: .venv/.dev browser strace
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint >"$$log" 2>&1 & lint=$$!; \
+	test -d src/rankfall/__pycache__ || $(BIN)/pytest --collect-only --quiet >/dev/null; \
 	$(BIN)/pytest -n 3 --dist loadgroup; tests=$$?; \
 	wait $$lint; checks=$$?; cat "$$log"; rm -f "$$log"; \
 	test $$tests -eq 0 && test $$checks -eq 0
@@ -47,6 +55,33 @@ test: .venv/.dev browser
 # A check while working: less than three minutes on two cores, and every package is covered.
 test-fast: .venv/.dev
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not service and not ray and not browser"
+
+# Every command with an error, a kill and a full disk at each operation on disk. FAULTS="--writes 2" lets at most two or
+# three writes of a file fail, FAULTS="--commands export" chooses commands; both are much faster.
+faults: .venv/.dev
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m support.fault_table $(FAULTS)
+
+# Generated cases for a long time: rounds from new seeds, and coverage-guided fuzzing. CONTRIBUTING.md says how to repeat.
+MINUTES ?= 60
+fuzz: .venv/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]' \
+	  || echo "atheris cannot be installed here: no coverage-guided fuzzing"
+	$(BIN)/python tests/fuzz/long_mode.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+# pip-audit has an environment of its own, so that it does not change what is audited.
+.venv/tools/.installed:
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m venv .venv/tools
+	.venv/tools/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	touch $@
+
+# Known vulnerabilities of the locked versions. Exit code 2 if no database of them can be reached.
+audit: .venv/tools/.installed
+	.venv/tools/bin/python tools/audit.py
+
+# The versions in .venv with the hashes of their files; to be run after `make test` in a fresh environment.
+lock: .venv/.dev
+	$(BIN)/python tools/lock.py
 
 bench: .venv/.installed
 	$(BIN)/rankfall bench ops
@@ -86,4 +121,4 @@ experiments: .venv/.dev
 	$(BIN)/rankfall compare experiments/lcron_table2.yaml --out runs/lcron_table2_noisy --jobs 2 data.path=prepared/recflow-noisy-1500
 
 clean:
-	rm -rf .venv demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .fuzz demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

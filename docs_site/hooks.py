@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 _COMMANDS = "<!-- commands -->"
-_FILES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_FILES = {f"{name.lower()}.md": f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -58,7 +58,7 @@ def _repository_file(name: str) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Insert generated parts, and let links to files of the repository lead to pages of the site."""
-    markdown = re.sub(r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG)\.md", _link_to_file, markdown)
+    markdown = re.sub(r"\]\((?:\.\./)*(CONTRIBUTING|CHANGELOG|SECURITY)\.md", _link_to_file, markdown)
     if not page.file.src_uri.startswith("notebooks/"):
         markdown = re.sub(r"(\]\([^)\s]*notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     directory = (Path(config.docs_dir) / page.file.src_uri).parent

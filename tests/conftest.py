@@ -7,8 +7,10 @@ writes the table of functions and their witnesses (``make docs-tables``).
 
 from __future__ import annotations
 
+import gc
 import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +18,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from _pytest.doctest import DoctestItem
-from hypothesis import settings
 
 from rankfall import register
+from support.fuzzing import register_profiles
+from support.network import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
     from support.forks import Forks
 
 torch.set_num_threads(1)
-settings.register_profile("rankfall", deadline=None)  # a test may be slow on a busy machine
-settings.load_profile("rankfall")
+register_profiles()
+_NETWORK = Watch()
 
 Witnesses = dict[str, Counter[str]]  # for each function, the number of tests of each kind
 
@@ -46,6 +49,14 @@ def _registered_components_are_forgotten() -> Iterator[None]:
         for name in set(register.registered(kind)) - names:
             if not register.registered(kind)[name].is_builtin:
                 register.unregister(kind, name)
+
+
+@pytest.fixture(autouse=True)
+def network() -> Iterator[Watch]:
+    """What this process connected to on other machines: nothing, whatever a test does."""
+    yield _NETWORK
+    seen, _NETWORK.seen[:] = list(_NETWORK.seen), []
+    assert not seen, f"the test talks to other machines: {seen}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,19 +82,36 @@ def _start(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # a million objects of modules and tests, which each full collection would look through
     path = session.config.getoption("--correctness")
     if path:
         Path(path).write_text(_correctness(session.items))
 
 
+def pytest_unconfigure() -> None:
+    gc.freeze()  # the interpreter ends without a last collection, which would take seconds
+
+
 @pytest.fixture(scope="session", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A directory for files that one process of a test run creates and all of them use."""
     base = tmp_path_factory.getbasetemp()
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     path.mkdir(exist_ok=True)
     os.environ["RANKFALL_TESTS_SHARE"] = str(path)
     os.environ["XDG_STATE_HOME"] = str(path / "state")  # no test changes which code the user trusts
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs_are_traced_once(shared_directory: None) -> Iterator[None]:
+    if "rankfall.serving.export.write_bundle" not in sys.modules:  # no collected test exports
+        yield
+        return
+    from support.graphs import traced_once
+
+    with traced_once():
+        yield
 
 
 @pytest.fixture(scope="session")

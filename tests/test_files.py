@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import errno
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall._files import fresh_directory
+from rankfall import _disk
+from rankfall._files import fresh_directory, new_content, replace_link, scratch_directory, write_file
+from rankfall._leftovers import LeftoverWarning, clean_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def is_ours(path: Path) -> bool:
@@ -44,20 +54,139 @@ def test_directory_created_concurrently_is_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
-def test_failed_replacement_restores_old_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "out", "old")
-    rename = Path.rename
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that cannot swap two names."""
+    monkeypatch.setattr(_disk, "exchange", lambda path, target: False)
 
-    def failing(self: Path, target: Path) -> Path:
-        if self.name.endswith(".unfinished"):
+
+def failing_at(wanted: int) -> Callable[[str, Path], None]:
+    """Return a function that fails at the n-th rename."""
+    left = wanted
+
+    def hook(operation: str, path: Path) -> None:
+        nonlocal left
+        left -= operation == "rename"
+        if operation == "rename" and left == 0:
             raise OSError("no")
-        return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="no"):
+    return hook
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_failed_replacement_restores_old_directory(tmp_path: Path, no_exchange: None, rename: int) -> None:
+    write(tmp_path / "out", "old")
+    with pytest.raises(OSError, match="no"), _disk.intercepted(failing_at(rename)):
         write(tmp_path / "out", "new", force=True)
     assert (tmp_path / "out" / "mark").read_text() == "old"
     assert names(tmp_path) == ["out"]
+
+
+def test_replaced_directory_exists_at_any_time(tmp_path: Path) -> None:
+    write(tmp_path / "out", "old")
+    seen = []
+
+    def hook(operation: str, path: Path) -> None:
+        seen.append((tmp_path / "out" / "mark").read_text())
+
+    with _disk.intercepted(hook):
+        write(tmp_path / "out", "new", force=True)
+    assert sorted(set(seen)) == ["new", "old"]
+    assert names(tmp_path) == ["out"]
+
+
+def test_directory_is_replaced_without_exchange(tmp_path: Path, no_exchange: None) -> None:
+    write(tmp_path / "out", "old")
+    write(tmp_path / "out", "new", force=True)
+    assert (tmp_path / "out" / "mark").read_text() == "new"
+    assert names(tmp_path) == ["out"]
+
+
+def test_kill_between_two_renames_is_repaired(tmp_path: Path, no_exchange: None) -> None:
+    """The earlier content was lost to readers for ever when a process died between its two renames."""
+    write(tmp_path / "out", "old")
+
+    def hook(operation: str, path: Path) -> None:
+        if operation == "renamed" and path.name.endswith(".replaced"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with _disk.intercepted(hook):
+        child = os.fork()
+        if not child:
+            write(tmp_path / "out", "new", force=True)
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    with (
+        pytest.warns(LeftoverWarning, match=r"restored .*out from \.out\.\w+\.replaced"),
+        pytest.warns(LeftoverWarning, match=r"removed .*\.out\.\w+\.unfinished \(3 bytes\)"),
+        pytest.raises(ValueError, match="exists already"),
+    ):
+        write(tmp_path / "out", "new")
+    assert (tmp_path / "out" / "mark").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_temporary_names_of_living_processes_stay(tmp_path: Path) -> None:
+    with fresh_directory(tmp_path / "out", is_ours) as directory, new_content(tmp_path / "file") as temporary:
+        (directory / "mark").write_text("slow")
+        temporary.write_text("slow")
+        assert list(clean_tree(tmp_path)) == []
+        write(tmp_path / "other", "quick")
+        write_file(tmp_path / "file", "quick")
+    assert (tmp_path / "out" / "mark").read_text() == "slow"
+    assert (tmp_path / "file").read_text() == "slow"
+    assert names(tmp_path) == ["file", "other", "out"]
+
+
+def test_leftovers_are_removed_once_their_process_has_died(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        with (
+            new_content(tmp_path / "file"),
+            scratch_directory("work", tmp_path),
+            fresh_directory(tmp_path / "out", is_ours),
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(names(tmp_path)) == 3
+    with pytest.warns(LeftoverWarning, match=r"removed .*\.file\.\w+\.tmp"):
+        write_file(tmp_path / "file", "new")
+    with pytest.warns(LeftoverWarning, match=r"removed .*\.work\.\w+\.unfinished"), scratch_directory("work", tmp_path):
+        pass
+    with pytest.warns(LeftoverWarning, match=r"removed .*\.out\.\w+\.unfinished"):
+        write(tmp_path / "out", "new")
+    assert names(tmp_path) == ["file", "out"]
+
+
+@pytest.mark.parametrize("name", [".profile.tmp", ".cache.unfinished", "log.4fe2a90b.unfinished", ".a.4fe2a90.tmp"])
+def test_files_of_others_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert list(clean_tree(tmp_path)) == []
+    assert names(tmp_path) == [name]
+
+
+def test_append_leaves_no_half_line(tmp_path: Path) -> None:
+    """A disk that is full after some bytes: the real limit of the size of files."""
+    path = tmp_path / "lines"
+    _disk.append(path, b"one\n")
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6, 6))
+        try:
+            _disk.append(path, b"two\n")
+        except OSError as error:
+            os._exit(error.errno or 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EFBIG
+    assert path.read_bytes() == b"one\n"
+
+
+def test_links_are_replaced_atomically(tmp_path: Path) -> None:
+    replace_link(tmp_path / "latest", "one")
+    replace_link(tmp_path / "latest", "two")
+    assert os.readlink(tmp_path / "latest") == "two"
+    assert names(tmp_path) == ["latest"]
 
 
 def test_symlink_target_is_written(tmp_path: Path) -> None:
@@ -71,5 +200,5 @@ def test_symlink_target_is_written(tmp_path: Path) -> None:
 def test_current_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="is the current directory, which cannot be replaced"):
-        write(Path(), "new")
+        write(tmp_path.relative_to(tmp_path), "new")
     assert names(tmp_path) == []

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rankfall._yaml_config import ConfigError
     from rankfall.api import (
         RankfallWarning,
+        clean,
         compare,
         diagnose,
         evaluate,
@@ -59,6 +60,7 @@ __all__ = [
     "Stopped",
     "TrainingError",
     "api",
+    "clean",
     "compare",
     "data",
     "diagnose",
@@ -86,8 +88,8 @@ _PLACES = {  # modules of the names that are not modules themselves
     "rankfall.cascade": ("Cascade", "Stage"),
     "rankfall.ranker": ("Ranker",),
     "rankfall.api": (
-        *("RankfallWarning", "compare", "diagnose", "evaluate", "export", "plan", "prepare", "report", "reproduce"),
-        *("simulate", "stream", "train", "tune"),
+        *("RankfallWarning", "clean", "compare", "diagnose", "evaluate", "export", "plan", "prepare", "report"),
+        *("reproduce", "simulate", "stream", "train", "tune"),
     ),
     "rankfall._results": ("ResultError",),
     "rankfall._yaml_config": ("ConfigError",),

@@ -1,58 +1,60 @@
-"""Atomic files and directories, locks and checksums."""
+"""Atomic files and directories, locks and checksums.
+
+A file or directory is written under a temporary name (:mod:`rankfall._leftovers`) and renamed when it is on disk. What
+a dead process left of an earlier attempt is removed before, with a warning.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall import _disk
+from rankfall._leftovers import DELETED, REPLACED, TEMPORARY, held_directory, held_file, set_aside, sweep
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-
-TEMPORARY = ".tmp"  # suffix of files that are being written
 
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file atomically: a reader, even after a crash, finds either the old content or the new one."""
-    with new_content(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    with new_content(path) as temporary, _disk.open_new(temporary, "r+b") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def new_content(path: Path) -> Iterator[Path]:
-    """Yield a temporary file to write, which replaces `path` atomically when the context ends without an error.
+    """Yield an empty temporary file to write, which replaces `path` atomically when the context ends without an error.
 
     The temporary file is synced to disk before the replacement, and deleted after an error.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected a file")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
+    sweep(path.parent, path.name)
+    with held_file(path) as temporary:
         yield temporary
-        sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # it exists only after an error
-    sync(path.parent)  # so that the name is on disk, too
+        _disk.sync(temporary)
+        _disk.rename(temporary, path)
+    _disk.sync(path.parent)  # so that the name is on disk, too
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Let a symbolic link point to a target, atomically."""
+    sweep(path.parent, path.name)
+    with held_directory(path.parent, path.name) as directory:
+        _disk.make_link(directory / path.name, target)
+        _disk.rename(directory / path.name, path)
+    _disk.sync(path.parent)
 
 
 def is_temporary(path: Path) -> bool:
     """Return whether a file has the name of a temporary file, which a killed process may have left behind."""
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class LockedError(ValueError):
@@ -71,6 +73,8 @@ def locked(path: Path, *, busy: str = "", wait: bool = False) -> Generator[None]
     Raises:
         LockedError: If another process holds the lock and `wait` is False.
     """
+    if not path.exists():
+        _disk.announce("open", path)
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -97,28 +101,29 @@ def about_file(path: Path) -> dict[str, Any]:
 def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool = False) -> Iterator[Path]:
     """Yield a temporary directory next to `out`, which becomes `out` when the context ends without an error.
 
-    Existing content of `out` is replaced only if `is_ours` accepts it and `force` is True. After a crash there may be a
-    directory ``.NAME.*.unfinished``, which no command reads as `NAME`; a crash during a replacement may leave the old
-    content as ``.NAME.*.replaced``.
+    Existing content of `out` is replaced only if `is_ours` accepts it and `force` is True. No command reads the
+    temporary directory as `out`, and the next one that writes `out` removes it if its process has died.
 
     Args:
         out: Directory to create or replace.
         is_ours: Function that returns whether an existing directory was written by the same command.
         force: Whether to replace an existing directory.
     """
-    out = out.resolve()  # keep a link and replace its target
-    _check_replaceable(out, is_ours, force)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".unfinished", dir=out.parent))
     try:
+        out = out.resolve()  # keep a link and replace its target
+    except RuntimeError:
+        raise ValueError(f"out: {out} is a symbolic link that leads to itself") from None
+    if out.parent.is_dir():
+        sweep(out.parent, out.name)  # this may also restore `out`
+    _check_replaceable(out, is_ours, force)
+    _disk.make_directory(out.parent)
+    with held_directory(out.parent, out.name) as directory:
         yield directory
         _make_readable(directory)
         for path in (*directory.rglob("*"), directory):
-            sync(path)
+            _disk.sync(path)
         _check_replaceable(out, is_ours, force)  # another process may have finished in the meantime
-        _rename(directory, out)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        _put(directory, out)
 
 
 def _check_replaceable(out: Path, is_ours: Callable[[Path], bool], force: bool) -> None:
@@ -136,21 +141,24 @@ def _check_replaceable(out: Path, is_ours: Callable[[Path], bool], force: bool) 
         raise ValueError(f"out: {out} exists already; --force replaces it")
 
 
-def _rename(directory: Path, out: Path) -> None:
-    """Rename a directory to its final name. The previous content is kept until this is done."""
+def _put(directory: Path, out: Path) -> None:
+    """Rename a directory to its final name.
+
+    Earlier content of `out` is swapped with the directory in one step, so that `out` exists at any time. Where the file
+    system cannot swap names, it is set aside before. If the process dies between these two steps, the next command that
+    writes `out`, or ``rankfall clean``, restores it.
+    """
     if not out.exists() or not any(out.iterdir()):
-        directory.rename(out)
-        sync(out.parent)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
-    out.rename(aside)
-    try:
-        directory.rename(out)
-    except OSError:
-        aside.rename(out)
-        raise
-    sync(out.parent)
-    shutil.rmtree(aside)
+        _disk.rename(directory, out)
+    elif not _disk.exchange(directory, out):
+        with set_aside(out, REPLACED) as aside:
+            try:
+                _disk.rename(directory, out)
+            except OSError:
+                _disk.rename(aside, out)
+                raise
+            _disk.sync(out.parent)
+    _disk.sync(out.parent)
 
 
 def _make_readable(directory: Path) -> None:
@@ -158,3 +166,23 @@ def _make_readable(directory: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     directory.chmod(0o777 & ~mask)
+
+
+@contextmanager
+def scratch_directory(name: str, inside: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary directory that is deleted at the end.
+
+    Args:
+        name: Purpose of the directory, part of its name.
+        inside: Where it is created. Default: the directory of the system for temporary files.
+    """
+    place = Path(tempfile.gettempdir()) if inside is None else inside
+    sweep(place, name)
+    with held_directory(place, name) as directory:
+        yield directory
+
+
+def remove_directory(path: Path) -> None:
+    """Delete a directory such that no reader finds a part of it under its name."""
+    with set_aside(path, DELETED):
+        pass

@@ -1,262 +1,53 @@
-"""Lists of items: checks and arithmetic that all operators, losses and metrics share.
+"""Lists of items: arithmetic that all operators, losses and metrics share.
 
 A tensor ``(..., n)`` holds one list of items in its last dimension; leading dimensions are batch dimensions. A boolean
 `mask` of the same shape marks the real items of padded lists. All degenerate cases (padding, empty lists, ties, lists
 without a relevant item, half precision) are handled in this module and nowhere else.
-
-NaN is an error in the whole library. On a CPU in eager mode, where reading a value is cheap, it raises a `ValueError`
-that names the argument. Inside ``torch.compile`` and on accelerators, where reading a value would synchronise with the
-host, it is an assertion on the device, which PyTorch raises as a `RuntimeError`. Values at masked positions are never
-used, so NaN is allowed there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from jaxtyping import Bool, Float
+from rankfall._checks import (
+    LARGEST,
+    can_read_values,
+    check_choice,
+    check_count,
+    check_device,
+    check_flag,
+    check_generator,
+    check_none,
+    check_scale,
+    check_values,
+    widen,
+)
 
 Reduction = Literal["mean", "sum", "none"]
 
 LOG_2 = math.log(2)
 
-WITHOUT_FLOAT64 = ("mps",)
-"""Types of devices on which float32 is the widest type."""
+SMALLEST = 1e-30
+"""Sums of labels, gains or weights up to this count as 0."""
 
-
-# --- checks of arguments ----------------------------------------------------------------------------------------
-
-
-def check_scores(
-    scores: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
-) -> tuple[Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"] | None]:
-    """Return scores for an operator: at least float32, finite, and 0 where masked.
-
-    An item with the score -inf is added to the mask. The returned mask is None only if every item is real.
-    """
-    _check_float("scores", scores)
-    _check_mask(mask, scores)
-    scores = at_least_float32(scores)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, 0.0)
-    if _can_read_values(scores):
-        if _all_finite(scores):
-            return scores, mask
-        _raise_if_any(scores.isnan(), "scores", "NaN")
-    else:
-        _assert_on_device(scores < torch.inf, "scores", "NaN or +inf")
-    real = scores != -torch.inf
-    mask = real if mask is None else mask & real
-    scores = scores.masked_fill(~real, 0.0)
-    if _can_read_values(scores):
-        _raise_if_any(scores == torch.inf, "scores", "+inf")
-    return scores, mask
-
-
-def check_lists(
-    scores: Float[Tensor, "*batch n"], labels: Float[Tensor, "*batch n"], mask: Bool[Tensor, "*batch n"] | None
-) -> tuple[Float[Tensor, "*batch n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """Return scores, labels and mask for a loss: finite, of the same shape and floating dtype, 0 where masked.
-
-    Half precision is converted to float32, since lists are longer than eight bits of mantissa can count.
-    """
-    _check_float("scores", scores)
-    return _check_pair(scores, labels, mask)
-
-
-def check_ranking(
-    scores: Tensor,
-    labels: Float[Tensor, "*batch n"],
-    mask: Bool[Tensor, "*batch n"] | None,
-    *,
-    names: tuple[str, str] = ("scores", "labels"),
-) -> tuple[Tensor, Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
-    """Return the same for a metric. Only the order of the scores matters, so ±inf is allowed."""
-    _check_float(names[0], scores)
-    return _check_pair(scores.detach(), labels, mask, infinite=True, names=names)
-
-
-def _check_pair(
-    scores: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    *,
-    infinite: bool = False,
-    names: tuple[str, str] = ("scores", "labels"),
-) -> tuple[Tensor, Tensor, Tensor]:
-    check_like(names[1], labels, scores, of=names[0])
-    if labels.is_complex():
-        raise ValueError(f"{names[1]} must be real numbers, got {labels.dtype}")
-    _check_mask(mask, scores)
-    scores = at_least_float32(scores)
-    labels = labels.detach().to(scores.dtype)
-    if mask is None:
-        mask = torch.ones_like(scores, dtype=torch.bool)
-    else:
-        scores, labels = scores.masked_fill(~mask, 0.0), labels.masked_fill(~mask, 0.0)
-    check_values(names[0], scores, infinite=infinite)
-    check_values(names[1], labels)
-    return scores, labels, mask
-
-
-def check_values(name: str, values: Tensor, *, infinite: bool = False) -> None:
-    """Raise an error for NaN, and for ±inf unless `infinite`, without synchronising with an accelerator."""
-    found = "NaN" if infinite else "NaN or inf"
-    if not _can_read_values(values):
-        values = values.detach()  # fewer operations than isnan() and isfinite(): each of them starts a kernel
-        _assert_on_device(values == values if infinite else values.abs() < torch.inf, name, found)
-    elif not _all_finite(values):
-        _raise_if_any(values.isnan() if infinite else ~values.isfinite(), name, found)
-
-
-def check_none(name: str, bad: Tensor, found: str) -> None:
-    """Raise an error if any element is marked as bad, without synchronising with an accelerator."""
-    if _can_read_values(bad):
-        _raise_if_any(bad, name, found)
-    else:
-        _assert_on_device(~bad, name, found)
-
-
-def check_membership(name: str, values: Tensor) -> None:
-    """Raise an error for values outside [0, 1], without synchronising with an accelerator."""
-    check_none(name, (values < 0) | (values > 1), "values outside [0, 1]")
-
-
-def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scores") -> None:
-    """Raise an error unless `tensor` is a tensor of `shape`, the shape of the argument named `of`."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.shape != shape:
-        raise ValueError(f"{name} must have the shape of {of}, {tuple(shape)}, got {tuple(tensor.shape)}")
-
-
-def check_device(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
-    """Raise an error unless `tensor` is on the device of `like`, the argument named `of`."""
-    if tensor.device != like.device:
-        raise ValueError(f"{name} must be on the device of {of}, {like.device}, got {tensor.device}")
-
-
-def check_like(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
-    """Raise an error unless `tensor` is a tensor of the shape and on the device of `like`, the argument named `of`."""
-    check_shape(name, tensor, like.shape, of=of)
-    check_device(name, tensor, like, of=of)
-
-
-def check_count(name: str, value: int) -> int:
-    """Return a number of items. Raises an error unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt | np.integer):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
-
-
-def check_positive(name: str, value: float | Tensor) -> float | Tensor:
-    """Return a temperature or scale. Raises an error unless it is a positive number or a floating tensor of such."""
-    if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            raise ValueError(f"{name} must be a floating tensor or a number, got {value.dtype}")
-        check_none(name, ~((value > 0) & (value < torch.inf)), "a value that is not positive and finite")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt | np.floating):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return value
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return a keyword. Raises an error unless it is one of the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
-
-
-def is_published(variant: str) -> bool:
-    """Whether the variant of a method is the published one. Raises an error unless it is that or the sound one."""
-    return check_choice("variant", variant, ("sound", "published")) == "published"
-
-
-def _check_float(name: str, tensor: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {tensor.dtype}; convert with {name}.float()")
-    if tensor.ndim == 0:
-        raise ValueError(f"{name} must have at least one dimension (..., n), got a scalar")
-    if tensor.shape[-1] == 0:
-        raise ValueError(f"{name} must have at least one item per list, got shape {tuple(tensor.shape)}")
-
-
-def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
-    if mask is None:
-        return
-    check_like("mask", mask, scores)
-    if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    """Convert half precision to float32."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-def _can_read_values(tensor: Tensor) -> bool:
-    """Return whether reading a value needs no synchronisation: in eager mode on a CPU."""
-    return not torch.compiler.is_compiling() and tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    # A sum is finite only if every term is; it is several times cheaper than isfinite().all(). If a sum of finite terms
-    # overflows, the caller runs the exact check.
-    return bool(tensor.detach().sum().isfinite())
-
-
-def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
-    if bool(bad.any()):
-        where = tuple(bad.nonzero()[0].tolist())
-        raise ValueError(f"{name} must not hold {found}, found at index {where}")
-
-
-def _assert_on_device(good: Tensor, name: str, found: str) -> None:
-    if good.device.type != "meta":
-        torch._assert_async(good.all(), f"{name} must not hold {found}")
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Disable autocast, which would compute matrix products in half precision."""
-    if device.type == "meta":  # not supported by autocast
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """Return the widest floating type of a device: float64, where it exists."""
-    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Convert to the widest floating type of the tensor's device."""
-    return tensor.to(widest(tensor.device))
+MOST_SAMPLES = 1 << 17
+"""Largest number of draws of Gumbel noise."""
 
 
 # --- arithmetic that is correct for empty lists -----------------------------------------------------------------
 
 
-def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Divide, with result 0 and gradient 0 where the denominator is 0."""
-    zero = denominator == 0
+def safe_divide(numerator: Tensor, denominator: Tensor, *, least: float = SMALLEST) -> Tensor:
+    """Divide, with result 0 and gradient 0 where the denominator is at most `least` in absolute value.
+
+    The reciprocal of the default can be multiplied by a weight. With ``least=0.0`` only a division by 0 is left out.
+    """
+    zero = denominator == 0 if least == 0 else denominator.abs() <= least
     return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
 
 
@@ -311,13 +102,15 @@ def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor |
         return None
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
+    if weight.is_complex():
+        raise ValueError(f"weight must be real numbers, got {weight.dtype}")
     check_device("weight", weight, scores)
     if weight.shape == scores.shape:
         weight = weight.detach().to(scores.dtype).masked_fill(~mask, 0.0)
         check_values("weight", weight)
         return weight
     if weight.shape == scores.shape[:-1]:
-        check_values("weight", weight.detach())
+        check_values("weight", weight.detach().to(scores.dtype))
         return None
     raise ValueError(
         f"weight must have the shape of scores {tuple(scores.shape)} (items) or {tuple(scores.shape[:-1])} "
@@ -362,8 +155,8 @@ def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = Tr
     Only labels above 0 count unless `positive_only` is False. Items tied at the boundary share the remaining places
     equally, so the order of the items never matters.
     """
-    check_count("k", k)
-    eligible = mask & (labels > 0) if positive_only else mask
+    k = check_count("k", k)
+    eligible = mask & (labels > 0) if check_flag("positive_only", positive_only) else mask
     values = labels.masked_fill(~eligible, -torch.inf)
     if k >= labels.shape[-1]:
         return eligible.to(labels.dtype)
@@ -381,11 +174,12 @@ def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:
 
     Items with equal relevance and equal grades have equal numbers.
     """
+    relevance = relevance if relevance.is_floating_point() else widen(relevance)
     relevance = relevance.masked_fill(~mask, 0.0)
     relevant = relevance > 0
     by_grade = (grades - grades.amin(-1, keepdim=True) + 1) * relevant
     sizes_differ = relevant & (relevance != relevance.amax(-1, keepdim=True))
-    if _can_read_values(relevance) and not bool(sizes_differ.any()):
+    if can_read_values(relevance) and not bool(sizes_differ.any()):
         return by_grade  # in most logs all relevant items are equally relevant
     below = widen(_count_below(relevance, relevant)) * (by_grade.amax(-1, keepdim=True) + 1)
     return (_count_below(below + by_grade, relevant) + 1).to(grades.dtype) * relevant
@@ -484,10 +278,11 @@ def _order_cpu(values: Tensor) -> Tensor:
 
 
 def add_gumbel(scores: Tensor, samples: int, beta: float, generator: torch.Generator | None) -> Tensor:
-    """Return draws of scores + beta * Gumbel noise, in a new first dimension."""
-    check_count("gumbel_samples", samples)
-    check_positive("beta", beta)
+    """Return draws of scores + beta * Gumbel noise, in a new first dimension, at most `LARGEST` in absolute value."""
+    check_count("gumbel_samples", samples, most=MOST_SAMPLES)
+    check_scale("beta", beta)
+    check_generator(generator)
     exponential = torch.empty((samples, *scores.shape), dtype=torch.float32, device=scores.device)
     # The negative logarithm of an exponential variable is a Gumbel variable; a draw of 0 would be infinite.
     noise = -exponential.exponential_(generator=generator).clamp(min=torch.finfo(torch.float32).tiny).log()
-    return scores + (beta * noise).to(scores.dtype)
+    return (scores + (beta * noise).to(scores.dtype)).clamp(-LARGEST, LARGEST)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from typing import TYPE_CHECKING, Any
 
+from rankfall._json_reader import parse_json
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -17,7 +18,7 @@ MANIFEST = "manifest.json"
 def has_format(file: Path, name: str) -> bool:
     """Return whether a manifest exists and names the format, of any version."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == name
@@ -41,7 +42,7 @@ def read_manifest(
     """
     if not has_format(path / MANIFEST, name):
         raise ValueError(f"path: {path} is not {kind}{_missing(path)}")
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest: dict[str, Any] = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
     if manifest.get("version") != version:
         raise ValueError(
             f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
@@ -51,6 +52,35 @@ def read_manifest(
         if key not in manifest:
             raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
     return manifest
+
+
+def check_mappings(file: Path, manifest: Mapping[str, Any], *keys: str) -> None:
+    """Raise ValueError if one of these values of a manifest is no mapping."""
+    for key in keys:
+        if not isinstance(manifest[key], dict):
+            raise ValueError(f"path: {file} is damaged, its {key!r} is no mapping")
+
+
+def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> None:
+    """Raise ValueError if one of these values of a manifest is no whole number from 0 on.
+
+    Args:
+        file: The file of the manifest, for messages.
+        content: A mapping in the manifest, or the manifest.
+        keys: The keys of the numbers.
+        inside: The key of the mapping in the manifest, with a dot, for messages.
+    """
+    for key in keys:
+        count = content.get(key) if isinstance(content, dict) else None
+        if type(count) is not int or not 0 <= count <= sys.maxsize:
+            raise ValueError(f"path: {file} is damaged, its '{inside}{key}' is no whole number from 0 on")
+
+
+def check_names(path: Path, what: str, names: Iterable[str]) -> None:
+    """Raise ValueError if a name in a manifest leads out of its directory, to a file without a checksum."""
+    for name in names:
+        if name in ("", ".", "..") or set(name) & set("/\\\0"):
+            raise ValueError(f"path: {path / MANIFEST} is damaged, it names {what} {name!r}")
 
 
 def _missing(path: Path) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rankfall._failures import BugError, is_expected, located, traceback_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
@@ -261,7 +263,13 @@ class _Worker:
             nonlocal done
             done += count
 
-        return self._function(shared[0])(part, report), done
+        try:
+            return self._function(shared[0])(part, report), done
+        except (ValueError, OSError) as error:
+            if is_expected(error):
+                raise
+            # Outside of this process, the error would look like a message for users.
+            raise BugError(located(error), traceback_text(error)) from None
 
     def _function(self, reference: Any) -> Any:
         name = reference.hex()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+LONGEST, MOST = 100, 2_000  # letters of a word, and words that are compared: the comparison is quadratic in letters
 
 
 def did_you_mean(found: object, allowed: Iterable[str]) -> str:
@@ -15,5 +18,7 @@ def did_you_mean(found: object, allowed: Iterable[str]) -> str:
     >>> did_you_mean("epoch", ["epochs", "batch"])
     ", did you mean 'epochs'"
     """
-    close = get_close_matches(str(found), list(allowed), n=1)
+    if not isinstance(found, str) or len(found) > LONGEST:
+        return ""
+    close = get_close_matches(found, list(islice(allowed, MOST)), n=1)
     return f", did you mean {close[0]!r}" if close else ""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rankfall._disk import open_new
 from rankfall._files import new_content
+from rankfall._json_reader import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +51,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], about: Mapping[s
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     content = {"format": FORMAT, "version": VERSION, **about, "tensors": _checksums(stored)}
     content = json.loads(_text(content))  # as it will be read: JSON turns keys that are numbers into strings
-    with new_content(path) as temporary, temporary.open("wb") as file:
+    with new_content(path) as temporary, open_new(temporary) as file:
         _write(file, stored, _text({**content, "checksum": _checksum(content)}))
 
 
@@ -94,7 +96,7 @@ def read_checkpoint(
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about: dict[str, Any] = json.loads((file.metadata() or {}).get("rankfall", "{}"))
+            about: dict[str, Any] = parse_json((file.metadata() or {}).get("rankfall", "{}"))
             names: set[str] = set(file.keys())
             tensors = {name: file.get_tensor(name) for name in sorted(names) if wanted(name)}
     except FileNotFoundError:

@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._disk import make_directory
 from rankfall._files import checksum, locked, write_file
+from rankfall._json_reader import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -100,7 +102,7 @@ def remember(files: Iterable[str | Path]) -> None:
     if all(digest in _known().get(file, ()) for file, digest in now.items()):
         return
     path = _record()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     with locked(path.with_suffix(".lock"), wait=True):
         known = _known()
         for file, digest in now.items():
@@ -121,7 +123,7 @@ def _record() -> Path:
 def _known() -> dict[str, list[str]]:
     """Return the checksums of the trusted contents of each file."""
     try:
-        content = json.loads(_record().read_text(encoding="utf-8"))
+        content = parse_json(_record().read_text(encoding="utf-8"))
     except (OSError, ValueError):  # a record that cannot be read trusts nothing
         return {}
     return content if isinstance(content, dict) else {}

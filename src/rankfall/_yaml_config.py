@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rankfall._suggestions import did_you_mean
+from rankfall._yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_values, write_values
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 ConfigLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | BaseModel
 """A configuration: the path of a YAML file, a mapping with its content, or the validated model."""
 
+MAX_ERRORS = 50  # that a message lists
+MAX_COUNT = 2**31 - 1  # of items, epochs and everything else that is counted
 KIND = "kind "  # prefix of the tags of unions that are discriminated by their key `kind`
 
 
@@ -52,7 +55,7 @@ class Section(BaseModel):
                 if key not in cls.model_fields:
                     allowed = list(cls.model_fields)
                     raise ValueError(
-                        f"unknown key {key!r}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
+                        f"unknown key {shown(key)}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
                     )
         return content
 
@@ -64,23 +67,27 @@ def dump(config: BaseModel) -> str:
 
 def to_yaml(content: Mapping[str, Any]) -> str:
     """Return a mapping as YAML, in its own order."""
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+    return write_values(dict(content))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file. Raises ConfigError if the file is missing or holds no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)  # some files, such as devices, do not end
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: found more than {MAX_BYTES:,} bytes, expected a YAML file of at most so many")
+        text = content.decode()
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory, expected a YAML file") from None
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist, expected a YAML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text, expected a YAML file") from None
-    content = parse_yaml(text, str(path))
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: found {shown(content)}, expected keys and values")
-    return content
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: found {shown(values)}, expected keys and values")
+    return values
 
 
 def read_source(source: ConfigLike) -> tuple[dict[str, Any], str]:
@@ -95,39 +102,35 @@ def read_source(source: ConfigLike) -> tuple[dict[str, Any], str]:
     if isinstance(source, BaseModel):
         return source.model_dump(mode="json"), type(source).__name__
     if isinstance(source, Mapping):
+        _check_limits(source)
         return copy.deepcopy(dict(source)), "config"
     if isinstance(source, str | os.PathLike):
         return read_yaml(Path(source)), str(source)
     raise ConfigError(f"config: found {shown(source)}, expected the path of a YAML file, a dictionary or a model")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML loader that reads 3e-4 as a number (as in YAML 1.2), 2024-01-13 as a string, and rejects duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+0123456789."),
-)
+def _check_limits(content: object) -> None:
+    """Refuse a mapping of a program that is larger or deeper than that of any file, or contains itself."""
+    waiting, seen = [(content, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        waiting.extend((one, depth + 1) for one in inner)
+        seen += 1
+        if seen > MAX_VALUES or depth > MAX_DEPTH:
+            raise ConfigError(
+                f"config: found more than {MAX_VALUES:,} values, or values nested deeper than {MAX_DEPTH}"
+            )
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Parse a YAML text. `where` is the prefix of error messages."""
+    """Parse a YAML text, within the limits of :mod:`rankfall._yaml_reader`. `where` is the prefix of error messages."""
     try:
-        return yaml.load(text, _Loader)
+        return read_values(text)
+    except yaml.reader.ReaderError as error:
+        line, column = text.count("\n", 0, error.position) + 1, error.position - text.rfind("\n", 0, error.position)
+        found = f"found the character U+{ord(text[error.position]):04X}, which YAML does not allow"
+        raise ConfigError(f"{where}, line {line}, column {column}: {found}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -153,7 +156,10 @@ def leaves(content: Any, *, separator: str = ".", key: str = "") -> dict[str, An
 
 def explain(error: ValidationError, where: str) -> str:
     """Return one line per validation error: the key, the value found, and the values allowed."""
-    return "\n".join(f"{where}: {_error_line(details)}" for details in error.errors())
+    errors = error.errors()
+    lines = [f"{where}: {_error_line(details)}" for details in errors[:MAX_ERRORS]]
+    more = len(errors) - len(lines)
+    return "\n".join(lines + ([f"{where}: and {more} more errors"] if more else []))
 
 
 def _error_line(details: ErrorDetails) -> str:
@@ -183,5 +189,8 @@ def _error_line(details: ErrorDetails) -> str:
 
 def shown(value: object) -> str:
     """Return the repr of a value for messages, shortened to 60 characters."""
-    text = "nothing" if value is None else repr(value)
+    try:
+        text = "nothing" if value is None else repr(value)
+    except ValueError:  # Python does not write numbers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import check_count, rank_order
+from rankfall._checks import check_count
+from rankfall._lists import rank_order
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code

@@ -1,22 +1,24 @@
 """The command line: ``rankfall VERB``.
 
 Exit codes: 0 success, 1 a failure with a message, 2 wrong usage, 130 interrupted. Results go to standard output,
-progress and messages to standard error. This module must not import torch, so that ``rankfall --help`` responds at
-once.
+progress and messages to standard error. No error shows a traceback, unless ``--debug`` or ``RANKFALL_DEBUG`` asks for
+it. This module must not import torch, so that ``rankfall --help`` responds at once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from rankfall import __version__
+from rankfall._failures import DEBUG, is_panic
 from rankfall.commands import (
     bench,
+    clean,
     compare,
     config,
     data,
@@ -36,7 +38,9 @@ from rankfall.commands import (
     train,
     tune,
 )
-from rankfall.commands.terminal import examples, print_error
+from rankfall.commands.error_output import check_words, clean_output, exit_for
+from rankfall.commands.options import whole_number_of
+from rankfall.commands.terminal import examples, notes_shown, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +51,7 @@ PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in 
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
     "Serve": (export, serve),
     "Results": (report, reproduce),
-    "Explore": (demo, methods, bench, config),
+    "Explore": (demo, methods, bench, config, clean),
 }
 
 PATH = {  # the main path of the help page: what one does with a log, in order
@@ -67,7 +71,18 @@ def _name(verb: ModuleType) -> str:
 
 
 class _Verbs(TyperGroup):
-    """Verbs in the order of PANELS; by default verbs with subcommands come last."""
+    """Verbs in the order of PANELS, by default verbs with subcommands come last; errors of verbs become messages."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # an error of the disk is not lost
+            return result
+        except Exception as error:
+            # Not in main: typer takes a broken pipe and an EOFError for something that standard output or input did.
+            if hasattr(error, "exit_code"):  # an exception of typer for wrong usage, or an exit
+                raise
+            exit_for(error, ctx.obj)
 
     def list_commands(self, ctx: object) -> list[str]:
         return [_name(verb) for verbs in PANELS.values() for verb in verbs]
@@ -108,7 +123,7 @@ def _print_version(wanted: bool) -> None:
 
 def _check_alone(verb: str | None) -> None:
     """Exit with an error if torchrun started several processes for a command that runs in one."""
-    if verb == "train" or "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if verb == "train" or "TORCHELASTIC_RUN_ID" not in os.environ or whole_number_of("WORLD_SIZE", 1) == 1:
         return
     if os.environ.get("RANK", "0") == "0":
         print_error(f"torchrun: {verb} runs in one process, only train supports torchrun; run it without torchrun")
@@ -122,15 +137,25 @@ def rankfall(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help=f"Show the traceback of an error and warnings of libraries, as {DEBUG}=1 does."),
+    ] = False,
 ) -> None:
     """Check what holds for all verbs."""
+    if debug:
+        os.environ[DEBUG] = "1"  # other processes of the command inherit it
     _check_alone(context.invoked_subcommand)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit. ValueError and OSError end in one line on standard error and exit code 1."""
-    try:
-        app(args=arguments, prog_name="rankfall")
-    except (ValueError, OSError) as error:
-        print_error(str(error))
-        sys.exit(1)
+    """Run one command and exit. Every error ends in a message on standard error and exit code 1 or 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with clean_output(), notes_shown():
+        try:
+            check_words(words)
+            app(args=words, prog_name="rankfall", obj=words)
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):  # an exit, or Ctrl-C
+                raise
+            exit_for(error, words)

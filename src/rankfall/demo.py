@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import write_file
+from rankfall._disk import copy_tree, delete_tree
+from rankfall._files import fresh_directory, write_file
 from rankfall._yaml_config import dump
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_page import comparison_page
@@ -86,10 +86,11 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
     """
     log = _simulate(out / "log", size, seed, progress)
     for earlier in ("runs", AS_ONE):
-        shutil.rmtree(out / earlier, ignore_errors=True)
+        delete_tree(out / earlier, missing_ok=True)
     result = _compare(out, log, size, seed, progress)
     chosen = out / AS_ONE
-    shutil.copytree(_first_run(result, out), chosen)  # the names of runs in a comparison are checksums
+    with fresh_directory(chosen, lambda path: False) as directory:
+        copy_tree(_first_run(result, out), directory)  # the names of runs in a comparison are checksums
     config = dump(read_config(chosen))
     write_file(out / "config.yaml", config)
     advice = _examine(chosen, size, progress)
@@ -160,10 +161,10 @@ def _first_run(result: ComparisonResult, out: Path) -> Path:
     """Return the directory of the first run that was trained as one network.
 
     Raises:
-        RuntimeError: If a run failed.
+        ValueError: If a run failed.
     """
     for failure in result.failed:
-        raise RuntimeError(f"{failure.method}, {failure.run}: {failure.message}")
+        raise ValueError(f"{failure.method}, {failure.run}: {failure.message}")
     method = next(method for method in result.methods if method.name == AS_ONE)
     assert method.runs
     return out / method.runs[0].directory

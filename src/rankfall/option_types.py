@@ -27,8 +27,12 @@ __all__ = [
     "NotNegativeCount",
     "OrName",
     "Positive",
+    "Scale",
     "Share",
 ]
+
+LARGEST_COUNT = 2**31 - 1
+SMALLEST_SCALE, LARGEST_SCALE = 1e-10, 1e10
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,17 @@ class OrName:
     """Mark of a number for which a configuration may also give a name, which is replaced by the number."""
 
 
-Count = Annotated[int, Ge(1)]
-"""A whole number of at least 1."""
+Count = Annotated[int, Ge(1), Le(LARGEST_COUNT)]
+"""A whole number from 1 to 2^31 - 1."""
 
-NotNegativeCount = Annotated[int, Ge(0)]
-"""A whole number of at least 0."""
+NotNegativeCount = Annotated[int, Ge(0), Le(LARGEST_COUNT)]
+"""A whole number from 0 to 2^31 - 1."""
 
 Positive = Annotated[float, Gt(0)]
 """A number above 0."""
+
+Scale = Annotated[float, Ge(SMALLEST_SCALE), Le(LARGEST_SCALE)]
+"""A number from 1e-10 to 1e10: a temperature, or another factor of scores."""
 
 NotNegative = Annotated[float, Ge(0)]
 """A number of at least 0."""

@@ -10,7 +10,6 @@ import copy
 import inspect
 import os
 import sys
-import tempfile
 import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankfall._files import scratch_directory
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
@@ -411,13 +411,15 @@ class Ranker:
         weights: Tensor | None,
     ) -> tuple[ListLearner, TrainResult]:
         recipe = {"log1p": False, "standardise": False}
-        manifest = {"recipe": recipe, "features": {"columns": train.features.shape[1]}, "files": {}}
-        data = RankingData(Path("memory"), manifest, {TRAINING: train, **evaluated})
+        splits = {TRAINING: train, **evaluated}
+        about = {name: {"lists": len(split)} for name, split in splits.items()}
+        manifest = {"recipe": recipe, "features": {"columns": train.features.shape[1]}, "splits": about}
+        data = RankingData(Path("memory"), manifest, opened=splits)
         lists = Lists([train])
         check_lists(lists, self._shown(config).loss.name)
         # The loop of `rankfall train` writes the best weights to a directory.
-        with tempfile.TemporaryDirectory(prefix="rankfall-") as directory:
-            out = Path(directory)
+        with scratch_directory("rankfall-ranker") as scratch:
+            out = scratch / "run"  # the loop locks its directory, and the scratch directory is locked already
             with seeded(config.training.seed, config.training.threads, placement_of(config.training).device):
                 grades = count_grades(lists, self._shown(config).loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)

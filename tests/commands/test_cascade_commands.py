@@ -21,6 +21,7 @@ from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.logs import DAYS
+from support.sealing import edit_manifest, seal_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,14 +62,13 @@ def message(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def rewrite(log: Path, day: str, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Change the file of a day, and its size in the manifest."""
+    """Change the file of a day, and its entries in the manifests."""
     path = log / "days" / day / "impressions.arrow"
     with pa.OSFile(str(path)) as file:
         table = change(pa.ipc.open_file(file).read_all())
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    manifest = path.with_name("manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"bytes": path.stat().st_size}))
+    seal_again(log)
 
 
 def test_a_missing_column_is_named(log: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def edited(log: Path, out: Path, change: Callable[[dict[str, Any]], None]) -> Pa
     copy = shutil.copytree(log, out)
     manifest = json.loads((copy / "manifest.json").read_text())
     change(manifest)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(copy / "manifest.json", **manifest)
     return copy
 
 
@@ -206,6 +206,7 @@ def set_vocabulary(log: Path, values: list[str]) -> None:
     table = pa.table({"value": values})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
+    seal_again(log)
 
 
 def feature(manifest: dict[str, Any], name: str) -> dict[str, Any]:
@@ -333,6 +334,9 @@ def test_a_run_without_log_json_prints_a_note(
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run")
     (copy / "log.json").unlink()
+    assert run("evaluate", str(copy)) == 1
+    assert "log.json is missing; train the run again" in capsys.readouterr().err
+    seal_again(copy)
     assert run("evaluate", str(copy)) == 0
     assert "has no log.json, so it is unknown whether the ids of" in capsys.readouterr().err
     (copy / "log.json").write_text("{")
@@ -355,6 +359,8 @@ def test_truncated_files_are_named(
     text = (copy / name).read_text()
     (copy / name).write_text(text[: len(text) // 2])
     assert run(command, str(copy)) == 1
+    assert f"{copy / name} has changed since it was written" in message(capsys)
+    assert run(command, str(copy), "--no-verify") == 1
     assert expected in message(capsys)
 
 

@@ -436,6 +436,26 @@ def test_existing_files_are_never_replaced(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "spec.yaml").exists()
 
 
+def test_drafts_are_completed_after_a_kill_between_the_two_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drafts"
+    roles = ("request=x", "item=y", "label=w", "ignore=v", "day=z")
+    given = [part for role in roles for part in ("--role", role)]
+    command: list[str | Path] = ["init", unnamed(tmp_path), "--out", out, *given]
+    assert run(*command) == 0
+    spec, config = (out / "spec.yaml").read_bytes(), (out / "config.yaml").read_bytes()
+    (out / "config.yaml").unlink()  # it is written last
+    assert run(*command) == 0
+    assert ((out / "spec.yaml").read_bytes(), (out / "config.yaml").read_bytes()) == (spec, config)
+    (out / "config.yaml").unlink()
+    (out / "spec.yaml").write_text("mine")
+    capsys.readouterr()
+    assert run(*command) == 1
+    assert "spec.yaml exists already and is not replaced" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"spec.yaml": "mine"}
+
+
 def test_other_problems_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.csv"
     path.write_text("request;item\nr;i\n")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Options with another meaning in each verb, or with a meaning that needs its own words.
 VERB_SPECIFIC = {
     "--data",  # reproduce: the name of a data set
+    "--append",  # to the log that is simulated, or to a named one
     "--days",  # a number, or a range of dates
     "--items",  # a file, or a number
     "--kind",  # of methods, or of a schema

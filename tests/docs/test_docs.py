@@ -34,7 +34,10 @@ def anchors(page: Path) -> set[str]:
     return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+OTHERS = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.name)
 def test_links_and_anchors_resolve(page: Path) -> None:
     for link in LINK.findall(prose(page)):
         name, _, place = link.partition("#")

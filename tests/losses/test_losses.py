@@ -1271,7 +1271,7 @@ BAD_OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("pirank_ndcg_loss", "tau", {"tau": 0.0}),
     ("pirank_arp_loss", "k", {"k": -3}),
     ("sort_cross_entropy_loss", "tau", {"tau": -1.0}),
-    ("sort_cross_entropy_loss", "tau", {"label_tau": 0.0}),
+    ("sort_cross_entropy_loss", "label_tau", {"label_tau": 0.0}),
     ("relax_loss", "m", {"m": 0, "k": 1}),
     ("relax_loss", "k", {"m": 1, "k": 0}),
     ("relax_loss", "tau", {"m": 1, "k": 1, "tau": 0.0}),

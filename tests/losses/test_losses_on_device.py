@@ -85,7 +85,7 @@ def test_an_argument_on_the_cpu_is_named(name: str, argument: str) -> None:
             getattr(losses, name)(inputs, **arguments, **needed)
 
 
-BAD: dict[str, tuple[str, float]] = {"scores": ("NaN or inf", torch.nan), "labels": ("NaN or inf", torch.inf)}
+BAD: dict[str, tuple[str, float]] = {"scores": ("NaN, inf", torch.nan), "labels": ("NaN, inf", torch.inf)}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

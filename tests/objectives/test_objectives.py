@@ -197,8 +197,8 @@ def test_training_finds_the_funnel(name: str) -> None:
     grades = torch.rand(8, 12).argsort(-1).argsort(-1).float()
     relevance, depth = (grades >= 9).float(), (grades // 4).long()
     scores = [torch.zeros(8, 12).normal_(generator=torch.Generator().manual_seed(t)).requires_grad_() for t in (1, 2)]
-    optimizer = torch.optim.Adam([*scores, *objective.parameters()], lr=0.1)
-    for _ in range(200):
+    optimizer = torch.optim.Adam([*scores, *objective.parameters()], lr=0.2)
+    for _ in range(80):
         optimizer.zero_grad()
         objective(scores, grades, relevance=relevance, depth=depth).backward()
         optimizer.step()
@@ -331,7 +331,7 @@ def test_wrong_weights_are_refused() -> None:
     assert PerStage(loss=OwnLoss())(scores, grades) == 0
     with pytest.raises(ValueError, match=r"weight must have the shape of scores, \(2, 3\), got \(2,\)"):
         FSRankNet()(scores, grades, weight=torch.ones(2))
-    with pytest.raises(ValueError, match="weight must not hold NaN or inf"):
+    with pytest.raises(ValueError, match="weight must not hold NaN, inf"):
         FSRankNet()(scores, grades, weight=torch.full((2, 3), math.nan))
 
 
@@ -685,17 +685,17 @@ def test_linear_gain_is_the_grade() -> None:
         (lambda: LCRON(relevant=1, quotas=[3, 2], stages=3), "one for each of 3 stages, got 2"),
         (
             lambda: LCRON(relevant=1, e2e_weight="none"),  # type: ignore[arg-type]
-            "e2e_weight must be 'fixed', 'learned' or a number of at least 0, got 'none'",
+            "e2e_weight must be 'fixed', 'learned' or a number from 0 to 100000, got 'none'",
         ),
         (
             lambda: LCRON(relevant=1, single_weight=-1),
-            "single_weight must be 'learned' or a number of at least 0, got -1",
+            "single_weight must be 'learned' or a number from 0 to 100000, got -1",
         ),
-        (lambda: LCRON(relevant=1, single_weight=math.nan), "or a number of at least 0, got nan"),
+        (lambda: LCRON(relevant=1, single_weight=math.nan), "or a number from 0 to 100000, got nan"),
         (lambda: LCRON(relevant=1, e2e_weight=0, single_weight=0), "both 0, so nothing would be trained"),
         (lambda: BCE(relevant=1, min_depth=[1]), "min_depth must be one number, or one for each of 2 stages, got 1"),
         (lambda: RankFlow(relevant=1, quotas=[1, 1], alpha=2), r"alpha must be in \[0, 1\], got 2"),
-        (lambda: ICC(relevant=1, quotas=[1, 1], temperature=0), "temperature must be positive"),
+        (lambda: ICC(relevant=1, quotas=[1, 1], temperature=0), "temperature must be from"),
     ],
 )
 def test_wrong_options_are_refused(make: Callable[[], Objective], message: str) -> None:

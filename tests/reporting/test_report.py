@@ -26,6 +26,7 @@ from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant
 from support.results import STAGES, compared, streamed
+from support.sealing import seal_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,6 +237,7 @@ def test_a_ranker_and_a_metric_that_should_be_low(ranker: Path, tmp_path: Path) 
     assert Page(copy / "report.html").table("query")[0][1] == "ndcg@1"  # arp was not evaluated: the first that was
     settings = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"metrics": ["ndcg", "arp"]}))
+    seal_again(copy)
     assert run("evaluate", str(copy)) == 0
     found = Page(copy / "report.html")
     values = [value for value in pq.read_table(copy / "values.parquet")["arp"].to_pylist() if value == value]
@@ -264,6 +266,7 @@ def test_a_single_validation_is_a_sentence(cascade: Path, tmp_path: Path) -> Non
     for line in lines[:-1]:
         line["validation"] = {}
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seal_again(copy)
     assert run("report", str(copy)) == 0
     found = Page(copy / "report.html")
     assert len(found.pictures) == len(Page(cascade / "report.html").pictures) - 1
@@ -275,12 +278,14 @@ def test_one_epoch_is_a_table_and_none_a_sentence(cascade: Path, tmp_path: Path)
     copy = shutil.copytree(cascade, tmp_path / "run")
     first, *_ = (copy / "metrics.jsonl").read_text().splitlines()
     (copy / "metrics.jsonl").write_text(first + "\n")
+    seal_again(copy)
     assert run("report", str(copy)) == 0
     assert float(Page(copy / "report.html").table("after one epoch")[1][1]) == pytest.approx(
         json.loads(first)["loss"], abs=1e-4
     )
     (copy / "metrics.jsonl").unlink()
     (copy / "result.json").unlink()
+    (copy / "manifest.json").unlink()  # which lists them
     assert run("report", str(copy)) == 0
     words = Page(copy / "report.html").words
     assert "No epoch has been finished." in words

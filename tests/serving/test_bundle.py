@@ -23,12 +23,12 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 import faiss
 
-import rankfall.serving.bundle as bundles_module
+from rankfall._seal import seal
 from rankfall.data import ImpressionLoader
 from rankfall.models import TwoTower
 from rankfall.serving import Bundle, EncodedRequests, RequestError
-from rankfall.serving.bundle_files import seal
 from rankfall.serving.export.vector_index import exact_search, write_index
+from rankfall.serving.memory_files import read_file
 from rankfall.serving.onnx_stages import Index
 from rankfall.training.train_cascade import load_run
 from support.bundles import DAYS, platform_bundle, platform_log, platform_run, raw_request
@@ -166,8 +166,8 @@ def test_of_equal_scores_the_first_item_wins(
     """The first of those in the bundle, or of those in the list the one that the stage before liked better."""
     ranking: Any = bundle.stages[1]
 
-    def all_the_same(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-        return np.ones(arrays["item.video_id"].shape, np.float32)
+    def all_the_same(arrays: dict[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+        return np.ones(shape, np.float32)
 
     monkeypatch.setattr(ranking, "_graph", all_the_same)
     ids = item_ids()
@@ -281,7 +281,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, NDArray[np.f
     path: Path = tmp_path_factory.mktemp("index")
     about = write_index(vectors, queries, path, quota=5, recall=0.5, exact_below=0)
     assert about["nprobe"] < about["lists"] / 4
-    return Index(path / "items.faiss", about, 1), vectors, queries
+    return Index(read_file(path / "items.faiss"), about, 1), vectors, queries
 
 
 def test_an_index_in_lists_looks_further_until_there_is_enough(
@@ -375,7 +375,7 @@ def test_the_best_of_what_is_left_are_found_whatever_is_excluded(tmp_path: Path)
     nothing = np.empty(0, np.int64)
     for recall in (0.95, 1.0):
         about = write_index(vectors, queries, tmp_path, quota=20, recall=recall, exact_below=0)
-        index = Index(tmp_path / "items.faiss", about, 1)
+        index = Index(read_file(tmp_path / "items.faiss"), about, 1)
         for depth in (0, 10, 100, 500):
             order = np.argsort(-(queries @ vectors.T), axis=1)
             excluded = [np.sort(row[:depth]) if depth else nothing for row in order]
@@ -495,8 +495,8 @@ def test_numbers_that_are_too_large_for_a_model_are_named(
     retrieval: Any = bundle.stages[0]
     tower = retrieval._tower
 
-    def overflowing(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = tower(arrays)
+    def overflowing(arrays: dict[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+        vectors: NDArray[np.float32] = tower(arrays, shape)
         return np.where(arrays["user.age"][:, None] == 0, np.float32(1e30), vectors)
 
     monkeypatch.setattr(retrieval, "_tower", overflowing)
@@ -526,8 +526,8 @@ def test_what_pads_lists_is_never_too_large(
         values: NDArray[Any] = gather(name, rows)
         return values
 
-    def overflowing(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-        scores: NDArray[np.float32] = graph(arrays)
+    def overflowing(arrays: dict[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+        scores: NDArray[np.float32] = graph(arrays, shape)
         return np.where(seen[0], np.float32(np.inf), scores)
 
     monkeypatch.setattr(ranking._items, "gather", noting)
@@ -546,7 +546,7 @@ def test_many_candidates_are_ranked_in_parts(
     expected = bundle.rank(requests[:6], **options)
     given = [one or [] for one in lists]
     scores = bundle.score(requests[:6], given)
-    monkeypatch.setattr(bundles_module, "_MAX_PADDED", 100)
+    monkeypatch.setattr("rankfall.serving.encoded_requests._MOST_PADDED", 100)
     for one, other in zip(bundle.rank(requests[:6], **options), expected, strict=True):
         assert one.ids == other.ids
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)
@@ -585,7 +585,7 @@ def test_examples_are_answered_as_at_export(bundle: Bundle) -> None:
     for example in bundle.examples():
         assert bundle.rank(example["request"]).ids == example["ids"]
     stages = [replace_quota(bundle.stages[0], 12), bundle.stages[1]]
-    other = Bundle(bundle.path, bundle.manifest, bundle.items, stages, bundle.examples())
+    other = Bundle(bundle.path, bundle.manifest, bundle.items, {}, stages, bundle.examples())
     with pytest.raises(ValueError, match="answers its example 0 differently"):
         other.check()
 
@@ -594,13 +594,13 @@ def test_other_items_with_the_same_scores_are_noticed(bundle: Bundle) -> None:
     examples = bundle.examples()
     swapped = [{**example, "ids": [example["ids"][1], example["ids"][0], *example["ids"][2:]]} for example in examples]
     with pytest.raises(ValueError, match="answers its example 0 differently"):
-        Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, swapped).check()
+        Bundle(bundle.path, bundle.manifest, bundle.items, {}, bundle.stages, swapped).check()
     strangers = [{**example, "ids": [10**9, *example["ids"][1:]]} for example in examples]
     with pytest.raises(ValueError, match="answers its example 0 differently"):
-        Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, strangers).check()
+        Bundle(bundle.path, bundle.manifest, bundle.items, {}, bundle.stages, strangers).check()
     # but of equal ones either may come first, and either may be the last
     tied = [{**example, "ids": [*example["ids"][:-1], 10**9]} for example in examples]
-    Bundle(bundle.path, bundle.manifest, bundle.items, bundle.stages, tied).check()
+    Bundle(bundle.path, bundle.manifest, bundle.items, {}, bundle.stages, tied).check()
 
 
 def replace_quota(stage: Any, quota: int) -> Any:

@@ -37,6 +37,7 @@ from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.ranker_config import DataConfig
+from rankfall.training.run_manifest import seal_run
 from rankfall.training.train_ranker import load_lists
 from support.cascades import content as cascade_content
 from support.cascades import liked_log
@@ -396,9 +397,11 @@ def test_further_stage_metrics_test_again_without_training_again(tmp_path: Path)
     before = compare_methods(load_comparison(path), tmp_path / "out")
     (run,) = (tmp_path / "out" / "runs").iterdir()
     trained = (run / "checkpoints" / "best.safetensors").stat().st_mtime_ns
+    (run / "checkpoints" / "step-000000001.safetensors").touch()  # of a process killed at the end of the training run
     path.write_text(yaml.safe_dump(content | {"stage_metrics": ["ndcg_linear@3", "arp"]}))
     after = compare_methods(load_comparison(path), tmp_path / "out")
     assert (run / "checkpoints" / "best.safetensors").stat().st_mtime_ns == trained
+    assert not list((run / "checkpoints").glob("step-*"))
     further = ["retrieval/ndcg_linear@3", "retrieval/arp", "ranking/ndcg_linear@3", "ranking/arp"]
     assert set(after.metrics) - set(before.metrics) == set(further)
     for metric in before.metrics:
@@ -568,7 +571,7 @@ def test_tuning_never_sees_test(write: Callable[..., Path], monkeypatch: pytest.
             features=np.full_like(splits["C"].features, np.nan),
             labels=np.full_like(splits["C"].labels, np.nan),
         )
-        return RankingData(whole.path, whole.manifest, splits)
+        return RankingData(whole.path, whole.manifest, opened=splits)
 
     steps = [
         Step(plan.run(method, "one", settings, 0), "train")
@@ -651,6 +654,7 @@ def trees_config(data: Path, **options: Any) -> TreesConfig:
 def test_lambdamart_is_lightgbm(data: Path, tmp_path: Path) -> None:
     config = trees_config(data, n_estimators=7, num_leaves=5, learning_rate=0.2, patience=None)
     lambdamart.fit(config, tmp_path)
+    seal_run(tmp_path, [tmp_path / "model.txt"])
     splits = RankingData.load(data)
     scores = lambdamart.score(config, tmp_path, load_lists(splits, config.data, "test"))
     ranker = lightgbm.LGBMRanker(
@@ -858,7 +862,8 @@ def test_dead_process_fails_only_its_task(tmp_path: Path) -> None:
     script.write_text(WORK)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    lines = [line.partition(" (rankfall.")[0] for line in done.stdout.splitlines()]
+    assert lines == [
         "0 0",
         "1 KeyError: 1",
         "2 1",
@@ -870,7 +875,8 @@ def test_dead_process_fails_only_its_task(tmp_path: Path) -> None:
 
 
 def test_tasks_in_this_process() -> None:
-    assert list(run_tasks(lambda number: 6 // number, [0, 2])) == [
-        (0, Failure("ZeroDivisionError: integer division or modulo by zero")),
-        (2, 3),
-    ]
+    (_, failure), done = run_tasks(lambda number: 6 // number, [0, 2])
+    assert done == (2, 3)
+    assert isinstance(failure, Failure)
+    assert failure.message.startswith("ZeroDivisionError: integer division or modulo by zero (rankfall.studies.workers")
+    assert "this is a bug in rankfall" in failure.message

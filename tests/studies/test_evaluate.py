@@ -21,6 +21,7 @@ from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_ranker import load_run, train
 from support.command_line import run
 from support.planted import config_for
+from support.sealing import seal_again
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,6 +179,7 @@ def test_a_mistake_is_a_message_and_exit_code_1(
 ) -> None:
     broken = shutil.copytree(run_dir, tmp_path / "broken")
     (broken / "checkpoints" / "best.safetensors").write_bytes(b"no checkpoint")
+    seal_again(broken)
     words = {"RUN": str(run_dir), "BROKEN": str(broken)}
     assert run("evaluate", *(words.get(word, word) for word in arguments)) == 1
     out, err = capsys.readouterr()

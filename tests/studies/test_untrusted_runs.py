@@ -20,11 +20,13 @@ from rankfall.studies.evaluate import evaluate_run, scores_of_run
 from rankfall.studies.plan.plan_quotas import Costs
 from rankfall.studies.plan.plan_run import current_quotas, plan_run
 from rankfall.training.run_directory import read_config
+from rankfall.training.run_manifest import seal_run
 from rankfall.training.train_cascade import load_run
 from support.cascades import content
 from support.command_line import run as command
 from support.interrupted import train
 from support.own_parts import PARTS, cascade, write_parts
+from support.sealing import seal_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +100,9 @@ def test_a_checkpoint_that_names_other_code_than_its_run(foreign: Path, log: Pat
     other = write_parts(tmp_path / "mine too")
     train(cascade(log, other), tmp_path / "own")
     shutil.copy(foreign / "checkpoints" / "best.safetensors", tmp_path / "own" / "checkpoints" / "best.safetensors")
+    with pytest.raises(ValueError, match=r"best\.safetensors has changed since it was written"):
+        evaluate_run(tmp_path / "own")
+    seal_again(tmp_path / "own")
     with pytest.raises(UntrustedError, match=r"code/parts\.py"):
         evaluate_run(tmp_path / "own")
     assert not mark(tmp_path).exists()
@@ -107,6 +112,7 @@ def test_a_checkpoint_that_names_other_code_than_its_run(foreign: Path, log: Pat
 def test_modules_need_trust_too(reference: str, log: Path, tmp_path: Path) -> None:
     config = content(log, objective={"name": "lcron", "topk": reference})
     (tmp_path / "config.yaml").write_text(to_yaml(config))
+    seal_run(tmp_path, [tmp_path / "config.yaml"])
     with pytest.raises(ConfigError, match=rf"objective.topk.*{reference}' is code that {tmp_path} names.*--trust"):
         read_config(tmp_path)
     assert "antigravity" not in sys.modules  # it would open a browser
@@ -134,5 +140,6 @@ def test_a_damaged_list_of_components(changes: dict[str, Any], log: Path, tmp_pa
     (tmp_path / "config.yaml").write_text(to_yaml(content(log)))
     stored = {"kind": "loss", "name": "softmax_loss", "file": "", "sha256": ""} | changes
     (tmp_path / "components.json").write_text(json.dumps([stored]))
+    seal_run(tmp_path, [tmp_path / "config.yaml", tmp_path / "components.json"])
     with pytest.raises(ValueError, match=r"components\.json is damaged"):
         read_config(tmp_path)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from rankfall._seal import about_files, seal
 from rankfall.encoding.lookup import Lookup
 from rankfall.serving import Bundle
-from rankfall.serving.bundle_files import about_files, seal
 from rankfall.serving.export.simulated_source import simulated_source
 from rankfall.serving.export.write_bundle import write_bundle
 from support.bundles import platform_bundle
@@ -42,13 +42,35 @@ def narrow_bundle(out: Path) -> Path:
     return out
 
 
+ATTACKS = (
+    '<script>hacked = 1</script><img src="x" onerror="hacked = 1">&lt;',
+    '"><svg onload="hacked = 1"></svg>',
+    "</script></pre></style></title><script>hacked = 1</script>",
+    "javascript:hacked=1//",
+    "' onfocus='hacked = 1' autofocus='",
+    "${hacked = 1}{{hacked = 1}}<!--",
+)
+
+
 def hostile_bundle(out: Path) -> Bundle:
-    """Write a bundle with markup as item ids and an index that misses some of the best items."""
+    """Write a bundle with markup as item ids and attributes, and an index that misses some of the best items."""
     source = simulated_source(2000, users=50, quotas=(200, 20), requests=256)
-    ids = [f'<script>hacked = 1</script><img src="x" onerror="hacked = 1">&lt;{number}' for number in range(2000)]
-    table = replace(source.items, lookup=Lookup.of(pa.array(ids, pa.large_string()), name="items"))
+    texts = [f"{ATTACKS[number % len(ATTACKS)]}{number}" for number in range(2000)]
+    ids = pa.array(texts, pa.large_string())
+    display = {"title": pa.array(texts[::-1], pa.large_string())}
+    table = replace(source.items, lookup=Lookup.of(ids, name="items"), display=display)
     write_bundle(replace(source, items=table), out, recall=0.8, exact_below=1000)
     return Bundle.load(out)
+
+
+def foreign_elements(page: Page) -> int:
+    """Return the number of elements that only markup in data could have created."""
+    count: int = page.evaluate(
+        """() => document.querySelectorAll(
+            "img, script:not([src]), svg[onload], [onfocus], [onerror], [href^='javascript:'], [src^='javascript:']"
+        ).length + Number(typeof hacked !== "undefined")"""
+    )
+    return count
 
 
 def address_of(service: Running) -> str:

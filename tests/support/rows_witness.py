@@ -40,7 +40,8 @@ class Witness:
         count = fit_days or max(1, len(self.days) - 1)
         self.fitted = [row for row in self.rows if self.day(row) in self.days[:count]]
         self.vocabularies = self._vocabularies()
-        items = sorted({row[spec.item] for row in rows})
+        first = {row[spec.item]: self.day(row) for row in reversed(self.rows)}
+        items = sorted(first, key=lambda item: (first[item], item))
         fits = all(isinstance(item, int) and 0 <= item < 2**31 for item in items)
         self.numbers = {item: item if fits else place for place, item in enumerate(items)}
 
@@ -226,5 +227,5 @@ class Witness:
                 f"item.{name}": self.encode("item", name, last[item][self.column("item", name)])
                 for name in self.spec.features.item
             }
-            for item in sorted(last)
+            for item in sorted(last, key=lambda item: self.numbers[item])
         ]

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from uvicorn import Server
 
 from rankfall._files import checksum
+from rankfall._seal import seal
 from rankfall.serving import Bundle
-from rankfall.serving.bundle_files import seal
 from rankfall.serving.service.app import Service
 from rankfall.serving.service.run_service import listen, server_config
 from rankfall.serving.service.settings import Settings
@@ -178,8 +178,11 @@ def serving(service: Service) -> Iterator[Running]:
 class Program:
     """``rankfall serve`` as a program."""
 
-    def __init__(self, *arguments: str | Path, **environment: str) -> None:
-        command = [sys.executable, "-m", "rankfall", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(self, *arguments: str | Path, prelude: str = "", **environment: str) -> None:
+        """Start the program; `prelude` is Python code that runs before it."""
+        code = f"{prelude}\nimport runpy; runpy.run_module('rankfall', run_name='__main__', alter_sys=True)"
+        start = ["-c", code] if prelude else ["-m", "rankfall"]
+        command = [sys.executable, *start, "serve", *map(str, arguments), "--port", "0"]
         environment = {**os.environ, "RANKFALL_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", **environment}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

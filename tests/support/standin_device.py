@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankfall import _lists
+from rankfall import _checks
 from support.torch_kernels import has_kernel
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def standin_device(*, like: Literal["cuda", "mps"] = "cuda") -> Iterator[Standin
     _DEVICES.append(device)
     try:
         with (
-            mock.patch.object(_lists, "WITHOUT_FLOAT64", (DEVICE.type,) if like == "mps" else ()),
+            mock.patch.object(_checks, "WITHOUT_FLOAT64", (DEVICE.type,) if like == "mps" else ()),
             mock.patch.object(torch, "Generator", _Generators),
             mock.patch.object(torch, "autocast", _autocast),
             mock.patch.object(torch, DEVICE.type, SimpleNamespace(), create=True),  # which checkpoint() looks up

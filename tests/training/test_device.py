@@ -25,6 +25,7 @@ from rankfall.training.distributed.group import Group
 from rankfall.training.learner import Learner
 from rankfall.training.run_directory import Stopped, TrainingError
 from rankfall.training.train_ranker import load_run
+from support import native_code
 from support.cascades import content, liked_log
 from support.command_line import run as command
 from support.interrupted import train
@@ -32,7 +33,7 @@ from support.planted import config_for
 from support.standin_training import on_standin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -260,10 +261,12 @@ def test_bfloat16_on_a_device(liked: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    with native_code.compiled_quickly():
+        yield
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall._files import locked
+from rankfall._leftovers import LeftoverWarning
 from rankfall._yaml_config import ConfigError
 from rankfall.training.checkpoint import Checkpoints, DamagedError
 from rankfall.training.config.overrides import set_option
@@ -16,6 +17,7 @@ from support.interrupted import outcome, train
 from support.logs import DAYS, random_log
 from support.planted import plant
 from support.resuming import Interrupted, after, contents, interrupt, whole_runs
+from support.sealing import seal_again
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +32,11 @@ def test_resume_starts_new_run_in_empty_directory(tmp_path: Path) -> None:
     (left / ".config.yaml.123.tmp").touch()
     (left / "checkpoints" / ".step-000000001.safetensors.123.tmp").touch()
     (tmp_path / "empty").mkdir()
-    for run in (left, tmp_path / "empty", tmp_path / "new"):
+    with pytest.warns(LeftoverWarning, match="removed"):
+        train(contents()["ranker"], left, resume=True)
+    for run in (tmp_path / "empty", tmp_path / "new"):
         train(contents()["ranker"], run, resume=True)
+    for run in (left, tmp_path / "empty", tmp_path / "new"):
         assert outcome(run) == outcome(whole_runs()["ranker"])
 
 
@@ -84,7 +89,10 @@ def test_another_configuration_is_refused(kind: str, key: str, value: Any, messa
     changed = set_option(contents()[kind], key, value)
     with pytest.raises(ConfigError, match=message):
         train(changed, run, resume=True)
-    (run / "config.yaml").write_text(json.dumps(changed))  # an edited file is no other beginning
+    (run / "config.yaml").write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match=r"config\.yaml has changed since it was written"):
+        train(changed, run, resume=True)
+    seal_again(run)  # an edited file is no other beginning
     with pytest.raises(ConfigError, match=message):
         train(changed, run, resume=True)
 

@@ -11,8 +11,10 @@ output.
 
 from __future__ import annotations
 
+from rankfall._notices import RankfallWarning
+from rankfall.api.cleaning import CleaningResult, clean
 from rankfall.api.comparing import compare, tune
-from rankfall.api.display import Progress, RankfallWarning
+from rankfall.api.display import Progress
 from rankfall.api.exporting import ExportedBundle, export
 from rankfall.api.measuring import diagnose, evaluate, plan
 from rankfall.api.preparing import PreparedData, prepare
@@ -23,6 +25,7 @@ from rankfall.api.streaming import stream
 from rankfall.api.training import TrainedRun, train
 
 __all__ = [
+    "CleaningResult",
     "ExportedBundle",
     "PreparedData",
     "Progress",
@@ -30,6 +33,7 @@ __all__ = [
     "ReproductionResult",
     "SimulatedLog",
     "TrainedRun",
+    "clean",
     "compare",
     "diagnose",
     "evaluate",

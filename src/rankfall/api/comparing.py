@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
+from rankfall._seal import verification
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
 from rankfall.api.extras import write_figures
@@ -30,6 +31,7 @@ def compare(
     against: str | None = None,
     jobs: int | None = None,
     engine: EngineName = "local",
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> ComparisonResult:
@@ -45,6 +47,7 @@ def compare(
         against: Method that the others are tested against. Default: that of `config`, or the one with the best mean.
         jobs: Training runs at the same time. Default: that of `config`, or with Ray one per processor.
         engine: ``"local"`` or ``"ray"``.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they, the warnings of the result and failed runs are issued as
@@ -64,7 +67,7 @@ def compare(
     from rankfall.studies.compare import compare_methods
 
     directory, steps = Path(out), _Steps()
-    with opened_engine(engine) as opened, reported(progress) as report:
+    with verification(verify, on_notice), opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("comparing"))
 
         def on_step(step: Step) -> None:
@@ -111,6 +114,7 @@ def tune(
     jobs: int | None = None,
     engine: EngineName = "local",
     seed: int = 0,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     stop: Callable[[], object] | None = None,
@@ -128,6 +132,7 @@ def tune(
         jobs: Trials at the same time. Default: 1, or with Ray one per processor.
         engine: ``"local"`` or ``"ray"``.
         seed: Random seed of the search.
+        verify: Compare the data with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they and failed trials are issued as
@@ -148,6 +153,7 @@ def tune(
     options: dict[str, Any] = {"trials": trials, "timeout": timeout, "seed": seed, "jobs": jobs}
     in_this_process = jobs in (None, 1) and engine == "local"
     with (
+        verification(verify, on_notice),
         opened_engine(engine) as opened,
         reported(progress) as report,
         stop_at_ctrl_c(stop if in_this_process or stop is not None else lambda: False) as stopping,

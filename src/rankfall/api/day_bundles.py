@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rankfall._failures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
     from rankfall.data import ImpressionLog
     from rankfall.studies.stream.stream_config import StreamRun
-
-_OLD = ".old"  # at the end of the name of a bundle that is being deleted
 
 
 def _ignore(*arguments: object) -> None:
@@ -43,21 +42,21 @@ class DayBundles:
             return None
         try:
             self._write(run, log, days, day)
-        except (ValueError, OSError) as error:
-            return f"no bundle of {day}: {error}"
         except Exception as error:  # training continues in any case
-            return f"no bundle of {day}: {type(error).__name__}: {error}"
+            return f"no bundle of {day}: {one_line(error)}"
         return None
 
     def _write(self, run: StreamRun, log: ImpressionLog, days: Sequence[str], day: str) -> None:
-        from rankfall._files import checksum
+        from rankfall._files import checksum, remove_directory
+        from rankfall._leftovers import sweep
         from rankfall.serving.bundle_files import is_bundle, read_manifest
         from rankfall.serving.export.export_run import Trained, export_trained
         from rankfall.studies.stream.day_learner import weights_file
         from rankfall.studies.stream.stream_config import file_name
 
         weights, place = weights_file(run.directory, day), self.directory / file_name(run.method)
-        _clear(place)
+        if place.is_dir():
+            sweep(place)  # days that no longer get a bundle, too
         existing = [one for one in days if is_bundle(place / one)]
         if existing and days.index(existing[-1]) > days.index(day):  # a repeated day; the service has a later one
             return
@@ -77,20 +76,7 @@ class DayBundles:
         self.on_note(f"wrote {place / day}")
         others = [one for one in existing if one != day]
         for old in others[: max(0, len(others) + 1 - self.keep)]:
-            _delete(place / old)
-
-
-def _clear(place: Path) -> None:
-    """Delete the temporary files of a process that was killed while it wrote or deleted a bundle."""
-    for left in filter(Path.is_dir, place.glob(".*")):
-        shutil.rmtree(left)
-
-
-def _delete(bundle: Path) -> None:
-    """Delete a bundle such that no reader finds an incomplete one."""
-    aside = bundle.with_name(f".{bundle.name}{_OLD}")
-    bundle.rename(aside)
-    shutil.rmtree(aside)
+            remove_directory(place / old)
 
 
 def _measured(run: Path, day: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from rankfall._notices import RankfallWarning
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -16,10 +18,6 @@ if TYPE_CHECKING:
     OnNotice: TypeAlias = Callable[[str], None]
 
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-class RankfallWarning(UserWarning):
-    """A notice about data, a run or a result. The work goes on."""
 
 
 @dataclass(frozen=True, slots=True)

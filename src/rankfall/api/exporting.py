@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._seal import verification
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import Progress, issue, reported, stepper, warn
@@ -83,6 +84,7 @@ def export(
     display: Sequence[str] | None = None,
     force: bool = False,
     trust: bool = False,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> ExportedBundle:
@@ -100,6 +102,7 @@ def export(
         display: Attributes of items to show on the page of the service.
         force: Replace a bundle in `out`.
         trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they and the notes of the bundle are issued as
@@ -114,7 +117,7 @@ def export(
     check_installed("export")
     from rankfall.serving.export.export_run import export_run
 
-    with reported(progress) as report:
+    with verification(verify, on_notice), reported(progress) as report:
         report(Progress("reading"))
         exported = export_run(
             run_directory(run),

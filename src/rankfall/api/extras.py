@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rankfall._disk import make_directory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
@@ -28,7 +30,7 @@ def write_figures(plots: Mapping[str, Plot], out: Path, on_notice: OnNotice) -> 
     """Write figures as PNG and SVG; without the library for PNG, say how to install it and write SVG only."""
     from rankfall.reporting.figures import SVG, MissingExtraError, save
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     try:
         return save(plots, out)
     except MissingExtraError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rankfall._disk import make_directory
 from rankfall._files import checksum
+from rankfall._seal import verification
 from rankfall.api.arguments import optional_path, override_words, run_directory
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra
@@ -30,6 +32,7 @@ def evaluate(
     data: PathLike | None = None,
     out: PathLike | None = None,
     trust: bool = False,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> SplitEvaluation:
@@ -46,6 +49,7 @@ def evaluate(
         data: Directory of the prepared data, if they were moved.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -63,7 +67,7 @@ def evaluate(
     moved, target = None if data is None else str(data), optional_path(out)
     if (path / CONFIG).exists() and not (path / RESULT).exists():
         on_notice(f"the training run {path} did not finish; its best weights so far are evaluated")
-    with reported(progress) as report:
+    with verification(verify, on_notice), reported(progress) as report:
         report(Progress("evaluating"))
         evaluation = evaluate_run(
             path,
@@ -93,6 +97,7 @@ def diagnose(
     data: PathLike | None = None,
     out: PathLike | None = None,
     trust: bool = False,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> Diagnosis:
@@ -107,6 +112,7 @@ def diagnose(
         data: Directory of the log, if it was moved.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -122,9 +128,9 @@ def diagnose(
 
     path, words = run_directory(run), override_words(overrides)
     moved = None if data is None else str(data)
-    read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
-    directory = result_directory(path, data=moved, overrides=words, out=optional_path(out))
-    with reported(progress) as report:
+    with verification(verify, on_notice), reported(progress) as report:
+        read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
+        directory = result_directory(path, data=moved, overrides=words, out=optional_path(out))
         report(Progress("scoring"))
         diagnosis = diagnose_run(
             path,
@@ -137,7 +143,7 @@ def diagnose(
             on_step=lambda name, number, of: stepper(report)(f"diagnosing: {name}", number, of),
         )
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         diagnosis.save(diagnosis_file(directory, split))
     return shown_in(diagnosis, directory)
 
@@ -156,6 +162,7 @@ def plan(
     data: PathLike | None = None,
     out: PathLike | None = None,
     trust: bool = False,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> PlanResult:
@@ -175,6 +182,7 @@ def plan(
         data: Directory of the log, if it was moved.
         out: Directory of ``plan.json`` and of a page. Default: the run directory.
         trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -190,9 +198,9 @@ def plan(
 
     _check_targets(costs, bundle, budget, recall, metric)
     path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
-    current = current_quotas(path, words, trust=trust)
-    tried = parse_grid(_grid_words(grid), list(current))
-    with reported(progress) as report:
+    with verification(verify, on_notice), reported(progress) as report:
+        current = current_quotas(path, words, trust=trust)
+        tried = parse_grid(_grid_words(grid), list(current))
         priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice)
         report(Progress("scoring"))
         result = plan_run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
@@ -32,7 +32,10 @@ Sources: TypeAlias = (
     "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, PathLike | Sequence[PathLike]]"
 )
 _PATH_OPTIONS = ("items", "users", "requests")
-_SUPPLIED = ("source", "sources", "out", "spec", "recipe", "force", "engine", "about", "portion_rows")
+_SUPPLIED = (
+    *("source", "sources", "out", "path", "spec", "recipe", "force", "engine"),
+    *("about", "appendable", "portion_rows"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,7 +158,8 @@ def prepare(
             :class:`~rankfall.RankfallWarning`.
         **options: Further options of the layout, named as on the command line with underscores: of ``"rows"`` for
             example `items`, `users`, `requests`, `seed`, `fit_days` and `skip_bad`, of ``"letor"`` the fields of
-            :class:`~rankfall.data.Recipe`, `groups` and `threads`.
+            :class:`~rankfall.data.Recipe`, `groups` and `threads`. ``append=LOG`` adds new days to a log of layout
+            ``"rows"`` instead of writing `out`, and ``reopen=True`` also late rows of its newest day.
 
     Returns:
         The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.
@@ -164,11 +168,12 @@ def prepare(
         ConfigError: If the description is wrong.
         ValueError: If the data or an option are wrong; the message says where.
     """
-    _check_arguments(layout, out, spec, engine, check=check)
+    append = options.get("append")
+    _check_arguments(layout, out, spec, engine, check=check, append=append is not None)
     described = None if spec is None else _spec(spec)
     with opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
-        work = _Preparation(source, Path(out or ""), described, force, opened, report, options)
+        work = _Preparation(source, Path(append or out or ""), described, force, opened, report, options)
         if check:
             return _CHECKS[layout](work)
         prepared = _LAYOUTS[layout](work)
@@ -177,17 +182,22 @@ def prepare(
     return result
 
 
-def _check_arguments(layout: str, out: PathLike | None, spec: ConfigLike | None, engine: str, *, check: bool) -> None:
+def _check_arguments(
+    layout: str, out: PathLike | None, spec: ConfigLike | None, engine: str, *, check: bool, append: bool
+) -> None:
     if layout not in _LAYOUTS:
         hint = did_you_mean(layout, _LAYOUTS)
         raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
-    if layout == "rows" and spec is None:
+    if append and out is not None:
+        raise ValueError("out: found together with `append`, which names the log to write to; expected one of them")
+    if layout == "rows" and spec is None and not append:
         raise ValueError('spec: missing, expected a description of the log; ranking text has layout="letor"')
-    if out is None and not check:
+    if out is None and not check and not append:
         raise ValueError("out: missing, expected a directory to write")
     for name, found, layouts in (
         ("spec", spec is not None, ("rows",)),
         ("check", check, tuple(_CHECKS)),
+        ("append", append, ("rows",)),
         ("engine", engine != "local", ("rows", "recflow")),
     ):
         if found and layout not in layouts:
@@ -243,7 +253,7 @@ class _Preparation:
         if isinstance(self.source, Mapping):
             raise ValueError("source: found a dictionary, expected files or directories of rows")
         if self.source is None:
-            if self.spec is None or self.spec.source is None:
+            if "append" not in self.options and (self.spec is None or self.spec.source is None):
                 raise ValueError("source: missing, and the spec names no source")
             return []
         given = [self.source] if isinstance(self.source, str | os.PathLike) else self.source
@@ -264,8 +274,14 @@ class _Preparation:
 
 
 def _rows(work: _Preparation) -> Any:
+    from rankfall.data.sources.rows.append_rows import append_rows
     from rankfall.data.sources.rows.prepare_rows import prepare_rows
 
+    if "append" in work.options:
+        given = {name: value for name, value in work.options.items() if name != "append"}
+        appended = replace(work, options=given)
+        options, shown = appended.checked(append_rows), stepper(work.report)
+        return append_rows(work.files(), work.out, spec=work.spec, engine=work.engine, on_progress=shown, **options)
     assert work.spec is not None
     options, shown = work.checked(prepare_rows), stepper(work.report)
     return prepare_rows(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._seal import verification
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import warn
 from rankfall.api.extras import write_figures
@@ -20,6 +21,7 @@ def report(
     *,
     figures: PathLike | None = None,
     trust: bool = False,
+    verify: bool = True,
     on_notice: OnNotice = warn,
 ) -> Path:
     """Write the page of a run, a comparison or a stream as one HTML file, and return its path.
@@ -29,6 +31,7 @@ def report(
         out: File to write. Default: ``report.html`` in the directory.
         figures: Directory that also gets every figure of the page, as SVG and PNG.
         trust: Import code that the stored configuration names.
+        verify: Compare the files of a run with their checksums.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
 
     Raises:
@@ -37,9 +40,10 @@ def report(
     from rankfall.reporting.files import write_report
 
     path = run_directory(directory)
-    page = write_report(path, optional_path(out), trust=trust)
-    if figures is not None:
-        page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
+    with verification(verify, on_notice):
+        page = write_report(path, optional_path(out), trust=trust)
+        if figures is not None:
+            page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
     return page
 
 

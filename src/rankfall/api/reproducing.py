@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._disk import make_directory
 from rankfall._files import write_file
 from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
@@ -105,7 +106,7 @@ def reproduce(
     own = [] if methods is None else load_methods(methods if isinstance(methods, Mapping) else Path(methods))
     source = data_source(reproduction, data)
     directory = Path(out) if out is not None else DEFAULT_OUT / reproduction.id
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     if improved and not reproduction.has_improved:
         issue([f"improved=True changes nothing: {reproduction.id} has no improved versions of its methods"], on_notice)
     settings: dict[str, Any] = {"quick": quick, "improved": improved, "seed": seed}

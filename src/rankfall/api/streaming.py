@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
+from rankfall._seal import verification
 from rankfall.api.arguments import override_words
 from rankfall.api.comparing import failure_texts
 from rankfall.api.day_bundles import DayBundles
@@ -37,6 +38,7 @@ def stream(
     poll: float = 10.0,
     bundles: int = 0,
     jobs: int = 1,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     stop: Callable[[], object] | None = None,
@@ -53,6 +55,7 @@ def stream(
         poll: Seconds between checks for new days, with `follow`.
         bundles: Number of servable bundles to keep per method, one per day, in ``bundles/METHOD/DAY``.
         jobs: Training runs at the same time.
+        verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they, the warnings of the result and failed runs are issued as
@@ -77,7 +80,7 @@ def stream(
     make_runs(settings, directory)
     # with several jobs, processes end at Ctrl-C and their runs are continued from their checkpoints
     asked = stop if stop is not None or jobs == 1 else lambda: False
-    with reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
+    with verification(verify, on_notice), reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
         report(Progress("loading torch"))  # after the configurations, whose errors need no torch
         from rankfall.reporting.notebook import shown_in
 

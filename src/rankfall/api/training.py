@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
+from rankfall._seal import verification
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
@@ -121,6 +122,7 @@ def train(
     engine: EngineName = "local",
     workers: int | None = None,
     timeout: float = TIMEOUT,
+    verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     stop: Callable[[], object] | None = None,
@@ -142,6 +144,7 @@ def train(
         engine: ``"local"`` trains in this process, ``"ray"`` in several processes that Ray starts.
         workers: Number of processes that Ray starts. Default: one per processor.
         timeout: Seconds that processes wait for each other under torchrun or Ray.
+        verify: Compare the data with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress` after each batch.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -168,7 +171,8 @@ def train(
     work = partial(_train_by_ray, workers=workers) if engine == "ray" else _train_here
     from rankfall.training.run_directory import Stopped
 
-    with stop_at_ctrl_c(stop) as stopping:
+    notes = on_notice if os.environ.get("RANK", "0") == "0" else _ignore
+    with stop_at_ctrl_c(stop) as stopping, verification(verify, notes):
         try:
             run, first = work(
                 read,
@@ -186,6 +190,10 @@ def train(
     if first:
         issue(run.warnings, on_notice)
     return run
+
+
+def _ignore(text: str) -> None:
+    """Receive the notes of processes other than the first, which notes the same."""
 
 
 def _read_config(config: ConfigLike, words: list[str]) -> TrainConfig:

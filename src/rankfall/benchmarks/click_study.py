@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rankfall._disk import make_directory
+from rankfall._files import write_file
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.examination import ExaminationCurve, ExaminationPoint, estimate_examination
@@ -202,9 +204,9 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES))
     arguments = vars(parser.parse_args())
     directory = arguments.pop("directory")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for name, rows in study(directory, **arguments).items():
-        (directory / f"{name}-{arguments['preset']}.json").write_text(json.dumps(rows, indent=1) + "\n")
+        write_file(directory / f"{name}-{arguments['preset']}.json", json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

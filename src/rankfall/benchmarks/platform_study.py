@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from rankfall._disk import make_directory
+from rankfall._files import write_file
 from rankfall.metrics import funnel
 from rankfall.reporting.figures import HeatMaps, Lines, save
 from rankfall.simulation.matching import NO_ITEM
@@ -257,8 +259,8 @@ def main() -> None:
     preset = preset_of(options.preset)
     study = Study(Platform(preset, options.seed, options.requests_per_day or preset.requests_per_day))
     found = study.run(options.days or preset.days)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "platform.json").write_text(json.dumps(found, indent=1) + "\n")
+    make_directory(options.out)
+    write_file(options.out / "platform.json", json.dumps(found, indent=1) + "\n")
     save(study.plots(), options.out)
 
 

@@ -15,6 +15,7 @@ from rankfall.commands.options import (
     EngineName,
     EngineOption,
     Figures,
+    NoVerify,
     Out,
     Overrides,
     announce,
@@ -55,6 +56,7 @@ def compare(
     jobs: Annotated[int | None, jobs_option(show_default="that of CONFIG, or 1; with Ray one per processor")] = None,
     engine: EngineOption = EngineName.LOCAL,
     figures: Figures = None,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
@@ -77,6 +79,7 @@ def compare(
             against=against,
             jobs=jobs,
             engine=engine.value,
+            verify=not no_verify,
             progress=display.show,
             on_notice=display.note,
         )
@@ -90,7 +93,7 @@ def compare(
         print_message(f"warning: {text}")
     print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
     if figures is not None:
-        write_page_figures(out, figures)
+        write_page_figures(out, figures, verify=not no_verify)
     exit_for_failures(result.failed)
 
 

@@ -60,6 +60,7 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Validate a file of any kind and return its content with defaults."""
     from rankfall._yaml_config import read_yaml
     from rankfall.studies.comparison_plan import check_comparison, load_comparison
+    from rankfall.studies.method_config import errors_of
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs
     from rankfall.training.config.load_config import load_config
@@ -75,12 +76,15 @@ def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
         method = method_of(checked)
         method.check_components(str(path))
         return method.with_defaults()
-    if "train" in (given.get("data") or {}) or "folds" in given:
+    data = given.get("data")
+    if (isinstance(data, dict) and "train" in data) or "folds" in given:
         comparison = load_comparison(path, overrides)
-        check_comparison(comparison)
+        with errors_of(str(path)):
+            check_comparison(comparison)
         return _without_empty_sections(comparison.model_dump(mode="json"))
     stream = load_stream(path, overrides)
-    make_runs(stream, path.parent)
+    with errors_of(str(path)):
+        make_runs(stream, path.parent)
     return _without_empty_sections(stream.model_dump(mode="json"))
 
 

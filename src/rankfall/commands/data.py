@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.options import AsJson
+from rankfall.commands.options import AsJson, noting
 from rankfall.commands.prepare.problems import skipped_lines
 from rankfall.commands.terminal import examples, print_json, print_result, progress
 
@@ -33,7 +33,14 @@ def data(
             metavar="DAY or FIRST..LAST", help="Only these days of a log (repeatable).", show_default="all days"
         ),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare all files with their checksums first.")] = False,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Compare all files with their checksums first, or none.",
+            show_default="each file when it is read",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the content of prepared data, and warn about common mistakes.
@@ -46,11 +53,13 @@ def data(
     from rankfall.data.lists.ranking_data import is_prepared
 
     if is_log(path):
-        _log(path, days, verify=verify, as_json=as_json)
+        with noting():
+            _log(path, days, verify=verify, as_json=as_json)
     elif is_prepared(path):
         if days:
             raise typer.BadParameter(f"{path} is ranking data, which has no days", param_hint="--days")
-        _ranking_data(path, verify=verify, as_json=as_json)
+        with noting():
+            _ranking_data(path, verify=verify, as_json=as_json)
     else:
         raise ValueError(
             f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
@@ -66,7 +75,7 @@ def _described(path: Path) -> str:
     return "has a damaged manifest.json, or one of another format"
 
 
-def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
+def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
     from rankfall.data.inspect.list_checks import find_warnings
     from rankfall.data.lists.ranking_data import RankingData
@@ -81,7 +90,7 @@ def _ranking_data(path: Path, *, verify: bool, as_json: bool) -> None:
         print_result(terminal_warnings(warnings))
 
 
-def _log(path: Path, days: list[str] | None, *, verify: bool, as_json: bool) -> None:
+def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.inspect import inspect
 

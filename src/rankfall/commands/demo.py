@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rankfall._disk import make_directory
+from rankfall._files import scratch_directory
 from rankfall._manifest import MANIFEST
 from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
@@ -32,13 +33,13 @@ def demo(
     comparison.json and report.html are kept.
     """
     if out is None:
-        with tempfile.TemporaryDirectory(prefix="rankfall-demo-") as directory:
-            result = _run(Path(directory), seed, quick)
+        with scratch_directory("rankfall-demo") as directory:
+            result = _run(directory, seed, quick)
     else:
         if out.exists() and any(out.iterdir()) and not force:
             raise ValueError(f"out: {out} is not empty; name another directory, or overwrite it with --force")
         _check_demo(out)
-        out.mkdir(parents=True, exist_ok=True)
+        make_directory(out)
         result = _run(out, seed, quick)
     if as_json:
         print_json(result.to_json())

@@ -9,7 +9,7 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.commands.options import AsJson, Figures, MovedData, Run, Trust, out_option
+from rankfall.commands.options import AsJson, Figures, MovedData, NoVerify, Run, Trust, out_option
 from rankfall.commands.terminal import examples, print_json, print_message, print_result
 from rankfall.commands.write_figures import write_evaluation_figures
 
@@ -48,6 +48,7 @@ def evaluate(
     ] = False,
     figures: Figures = None,
     trust: Trust = False,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
@@ -67,7 +68,7 @@ def evaluate(
     from rankfall.reporting.evaluation_table import terminal_evaluation
 
     changes = overrides or []
-    options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust}
+    options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust, "verify": not no_verify}
     with Display() as display:
         options["progress"] = display.show
         # first, since it refuses the run of a ranker at once; the evaluation has the same notices
@@ -76,7 +77,7 @@ def evaluate(
     directory = summary.directory
     if figures is not None:
         own = directory == run and split == "test"
-        write_evaluation_figures(summary, figures, run if own else None, trust=trust)
+        write_evaluation_figures(summary, figures, run if own else None, trust=trust, verify=not no_verify)
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankfall.commands.options import AsJson, Force, Seed
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, NoVerify, Seed, noting
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 EXAMPLES = examples(
@@ -52,14 +52,15 @@ def examination(
             metavar="DAY or FIRST..LAST", help="Only these days of the log (repeatable).", show_default="all days"
         ),
     ] = None,
-    positions: Annotated[int, typer.Option(min=1, help="Largest number of positions.")] = 30,
-    resamples: Annotated[int, typer.Option(min=2, help="Number of bootstrap samples.")] = 100,
+    positions: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Largest number of positions.")] = 30,
+    resamples: Annotated[int, typer.Option(min=2, max=MAX_NUMBER, help="Number of bootstrap samples.")] = 100,
     seed: Seed = 0,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="File of the curve, for 'weight:' in configurations."),
     ] = None,
     force: Force = False,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate how often users examine each position, relative to the first one.
@@ -74,8 +75,8 @@ def examination(
 
     if out is not None and out.exists() and not force:
         raise ValueError(f"out: {out} exists already; --force replaces it")
-    log = ImpressionLog.load(path)
-    with progress() as bar:
+    with noting(verify=not no_verify), progress() as bar:
+        log = ImpressionLog.load(path)
         tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}
         curve = estimate_examination(
             log,

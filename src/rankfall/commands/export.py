@@ -9,7 +9,7 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.commands.options import AsJson, Force, MovedData, Out, Run, Trust
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, MovedData, NoVerify, Out, Run, Trust
 from rankfall.commands.terminal import examples, print_json, print_message, print_result
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def export(
     ] = 0.99,
     kept: Annotated[
         int,
-        typer.Option("--examples", min=0, help="Number of logged requests stored in the bundle as a self-test."),
+        typer.Option(
+            "--examples", min=0, max=MAX_NUMBER, help="Number of logged requests stored in the bundle as a self-test."
+        ),
     ] = 16,
     display_columns: Annotated[
         list[str] | None,
@@ -62,6 +64,7 @@ def export(
     ] = None,
     force: Force = False,
     trust: Trust = False,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Export a trained cascade as a bundle that can be served.
@@ -89,6 +92,7 @@ def export(
             display=display_columns,
             force=force,
             trust=trust,
+            verify=not no_verify,
             progress=display.show,
             on_notice=display.note,
         )

@@ -52,17 +52,19 @@ def init(
     Roles of columns are guessed from their names and values. The drafts have comments that say what was guessed from
     what. Existing files are never replaced. If a role cannot be decided, nothing is written; --role decides it.
     """
+    from rankfall._disk import make_directory
     from rankfall._files import write_file
-    from rankfall.data.sources.draft.draft_files import CONFIG, SPEC, draft_files
+    from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
 
-    if existing := [name for name in (SPEC, CONFIG) if (out / name).exists()]:
-        raise ValueError(f"{out / existing[0]} exists already and is not replaced; --out names another directory")
+    if (out / CONFIG).exists():  # it is written last
+        raise _exists(out / CONFIG)
     with progress() as bar:
         task = bar.add_task("reading days", total=None)
         draft = draft_files(sources, out, roles=role or (), on_rows=lambda rows: bar.update(task, completed=rows))
     if not draft.problems:
         _check(draft.files)
-        out.mkdir(parents=True, exist_ok=True)
+        _check_free(out, draft.files)
+        make_directory(out)
         for name, text in draft.files.items():
             write_file(out / name, text)
     if as_json:
@@ -73,6 +75,17 @@ def init(
         for problem in draft.problems:
             print_error(problem)
         raise typer.Exit(1)
+
+
+def _check_free(out: Path, files: dict[str, str]) -> None:
+    """Refuse to replace a file, but continue after a process that died between its two drafts."""
+    for path, text in ((out / name, text) for name, text in files.items()):
+        if path.exists() and path.read_bytes() != text.encode():
+            raise _exists(path)
+
+
+def _exists(path: Path) -> ValueError:
+    return ValueError(f"{path} exists already and is not replaced; --out names another directory")
 
 
 def _check(files: dict[str, str]) -> None:

@@ -6,6 +6,8 @@ one of the functions, for example ``Annotated[int, seed_option(max=MAX_SAMPLE_SE
 
 from __future__ import annotations
 
+import math
+import os
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +43,21 @@ MovedData = Annotated[
 
 Trust = Annotated[bool, typer.Option("--trust", help="Import code that the stored configuration names.")]
 
+NoVerify = Annotated[
+    bool,
+    typer.Option("--no-verify", help="Do not compare the data and the run with their checksums before reading them."),
+]
+
+
+@contextmanager
+def noting(*, verify: bool = True) -> Generator[None]:
+    """Context in which files are compared with their checksums, unless `verify` is False; notes are printed."""
+    from rankfall._seal import verification
+
+    with verification(verify, lambda text: print_message(f"note: {text}")):
+        yield
+
+
 # --- output -----------------------------------------------------------------------------------------------------
 
 
@@ -64,12 +81,21 @@ Figures = Annotated[
 
 # --- execution --------------------------------------------------------------------------------------------------
 
+MAX_NUMBER = 2**31 - 1  # of everything that is counted
+MAX_SECONDS = 1e9
 MAX_SAMPLE_SEED = 2**63 - 1  # samples of stages are drawn by hashing 64-bit integers
+
+
+def finite(number: float | None) -> float | None:
+    """Refuse NaN, which no range of an option excludes."""
+    if number is not None and math.isnan(number):
+        raise typer.BadParameter(f"{number} is not a number")
+    return number
 
 
 def seed_option(help: str = "Random seed; equal seeds give equal results.", **options: Any) -> Any:
     """Return the option ``--seed``; `options` are further settings of `typer.Option`."""
-    return typer.Option("--seed", min=0, help=help, **options)
+    return typer.Option("--seed", min=0, help=help, **{"max": MAX_SAMPLE_SEED, **options})
 
 
 def quick_option(details: str) -> Any:
@@ -79,7 +105,19 @@ def quick_option(details: str) -> Any:
 
 def jobs_option(**options: Any) -> Any:
     """Return the option ``--jobs``; `options` are further settings of `typer.Option`."""
-    return typer.Option("--jobs", min=1, help="Number of training runs in parallel.", **options)
+    return typer.Option("--jobs", min=1, max=MAX_NUMBER, help="Number of training runs in parallel.", **options)
+
+
+def whole_number_of(variable: str, default: int) -> int:
+    """Return the whole number in an environment variable, such as those of torchrun.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"{variable}: found {text!r} in the environment, expected a whole number")
+    return int(text)
 
 
 Seed = Annotated[int, seed_option()]

@@ -10,7 +10,7 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.commands.options import AsJson, MovedData, Overrides, Run, Trust, out_option
+from rankfall.commands.options import AsJson, MovedData, NoVerify, Overrides, Run, Trust, out_option
 from rankfall.commands.terminal import examples, print_json, print_message, print_result
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def plan(
     data: MovedData = None,
     out: Annotated[Path | None, out_option(show_default="the directory of the run")] = None,
     trust: Trust = False,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the quotas that keep most of the relevant items for their cost.
@@ -91,6 +92,7 @@ def plan(
             data=data,
             out=out,
             trust=trust,
+            verify=not no_verify,
             progress=display.show,
             on_notice=display.note,
         )

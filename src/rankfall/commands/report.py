@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankfall import api
-from rankfall.commands.options import Figures, Trust
+from rankfall.commands.options import Figures, NoVerify, Trust
 from rankfall.commands.terminal import examples, print_message
 from rankfall.commands.write_figures import write_page_figures
 
@@ -32,6 +32,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Output file.", show_default="report.html in that directory")] = None,
     figures: Figures = None,
     trust: Trust = False,
+    no_verify: NoVerify = False,
 ) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.
 
@@ -40,6 +41,9 @@ def report(
     comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream
     also the curves and the table of all days.
     """
-    print_message(f"wrote {api.report(path, out, trust=trust)}")
+    page = api.report(
+        path, out, trust=trust, verify=not no_verify, on_notice=lambda text: print_message(f"note: {text}")
+    )
+    print_message(f"wrote {page}")
     if figures is not None:
-        write_page_figures(path, figures, trust=trust)
+        write_page_figures(path, figures, trust=trust, verify=not no_verify)

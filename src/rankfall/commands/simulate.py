@@ -10,7 +10,7 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.commands.options import AsJson, Force, Seed
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, Seed
 from rankfall.commands.terminal import examples, print_json, print_result
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def simulate(
         ),
     ] = Name.TINY,
     days: Annotated[
-        int | None, typer.Option(min=1, help="Number of days to simulate.", show_default="the preset's")
+        int | None, typer.Option(min=1, max=MAX_NUMBER, help="Number of days to simulate.", show_default="the preset's")
     ] = None,
     requests_per_day: Annotated[
-        int | None, typer.Option(min=1, help="Number of requests per day.", show_default="the preset's")
+        int | None, typer.Option(min=1, max=MAX_NUMBER, help="Number of requests per day.", show_default="the preset's")
     ] = None,
     seed: Seed = 0,
     layout: Annotated[

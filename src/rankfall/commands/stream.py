@@ -9,7 +9,20 @@ import typer
 
 from rankfall import api
 from rankfall.api.display import Display
-from rankfall.commands.options import AsJson, Config, Figures, Force, Out, Overrides, Resume, jobs_option
+from rankfall.commands.options import (
+    MAX_NUMBER,
+    MAX_SECONDS,
+    AsJson,
+    Config,
+    Figures,
+    Force,
+    NoVerify,
+    Out,
+    Overrides,
+    Resume,
+    finite,
+    jobs_option,
+)
 from rankfall.commands.terminal import (
     examples,
     exit_for_failures,
@@ -47,17 +60,24 @@ def stream(
             show_default=False,
         ),
     ] = None,
-    poll: Annotated[float, typer.Option(min=0.1, help="Seconds between checks for new days, with --follow.")] = 10.0,
+    poll: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=MAX_SECONDS, callback=finite, help="Seconds between checks for new days, with --follow."
+        ),
+    ] = 10.0,
     bundles: Annotated[
         int,
         typer.Option(
             min=0,
+            max=MAX_NUMBER,
             help="Number of servable bundles to keep per method; one is written after each day, to bundles/METHOD/DAY.",
             show_default="none",
         ),
     ] = 0,
     jobs: Annotated[int, jobs_option()] = 1,
     figures: Figures = None,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train day by day, and measure every method on each day before training on it.
@@ -70,6 +90,7 @@ def stream(
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
+    options["verify"] = not no_verify
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
     from rankfall.reporting.stream_table import terminal_stream
 
@@ -82,7 +103,7 @@ def stream(
     drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]
     print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
     if figures is not None:
-        write_page_figures(out, figures)
+        write_page_figures(out, figures, verify=not no_verify)
     exit_for_failures([*result.failed, *result.refused])
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from rankfall._failures import shortened
 from rankfall._interrupts import stoppable as stoppable
+from rankfall._leftovers import LeftoverWarning
 from rankfall._progress import progress as progress
 from rankfall._tables import json_text
 from rankfall.api.extras import requires_extra as requires_extra
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120  # columns of a table that is written to a file or a pipe
 INTERRUPTED = 130  # exit code after SIGINT, as in shells
+LONGEST_ERROR = 20_000  # characters; a configuration may have many mistakes
+# Control characters but line breaks and tabs: a file name in a message must not change the terminal.
+_CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\n\t"}
 
 
 def examples(*commands: str) -> str:
@@ -45,13 +51,14 @@ def print_json(content: object) -> None:
 
 def print_message(message: str) -> None:
     """Print a message on standard error."""
-    Console(stderr=True, soft_wrap=True, emoji=False).print(message, markup=False)
+    Console(stderr=True, soft_wrap=True, emoji=False).print(message.translate(_CONTROLS), markup=False)
 
 
 def print_error(message: str) -> None:
-    """Print an error as one red line on standard error."""
+    """Print an error in red on standard error."""
+    text = shortened(message, LONGEST_ERROR).translate(_CONTROLS)
     Console(stderr=True, soft_wrap=True, emoji=False).print(
-        f"error: {message}", style="red", markup=False, highlight=False
+        f"error: {text}", style="red", markup=False, highlight=False
     )
 
 
@@ -61,6 +68,23 @@ def exit_for_failures(failures: Sequence[RunFailure]) -> None:
         print_error(f"{failure.method}, {failure.run}: {failure.message}")
     if failures:
         raise typer.Exit(1)
+
+
+@contextmanager
+def notes_shown() -> Iterator[None]:
+    """Print warnings about leftovers as notes on standard error, without the line of code that issues them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeftoverWarning)
+        show = warnings.showwarning
+
+        def print_note(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+            if issubclass(category, LeftoverWarning):
+                print_message(f"note: {message}")
+            else:
+                show(message, category, *place, **rest)
+
+        warnings.showwarning = print_note
+        yield
 
 
 @contextmanager

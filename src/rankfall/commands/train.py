@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankfall import api
+from rankfall._failures import is_expected
 from rankfall.api.display import Display
 from rankfall.api.training import TIMEOUT, validation_texts
 from rankfall.commands.options import (
+    MAX_NUMBER,
+    MAX_SECONDS,
     AsJson,
     Config,
     EngineName,
     EngineOption,
     Force,
+    NoVerify,
     Out,
     Overrides,
     Resume,
     announce,
+    finite,
     seed_option,
+    whole_number_of,
 )
 from rankfall.commands.terminal import (
     examples,
@@ -60,12 +66,22 @@ def train(
     force: Force = False,
     resume: Resume = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that processes wait for each other under torchrun or Ray.")
+        float,
+        typer.Option(
+            min=1,
+            max=MAX_SECONDS,
+            callback=finite,
+            help="Seconds that processes wait for each other under torchrun or Ray.",
+        ),
     ] = TIMEOUT,
     engine: EngineOption = EngineName.LOCAL,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes that Ray starts.", show_default="one per processor")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_NUMBER, help="Number of processes that Ray starts.", show_default="one per processor"
+        ),
     ] = None,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
@@ -83,7 +99,7 @@ def train(
         raise typer.BadParameter("needs --engine ray", param_hint="--workers")
     if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
         raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
-    first, world = os.environ.get("RANK", "0") == "0", int(os.environ.get("WORLD_SIZE", "1"))
+    first, world = whole_number_of("RANK", 0) == 0, whole_number_of("WORLD_SIZE", 1)
     announce(engine)
     with _watched(out, first=first, world=world) as (display, stop):
         run = api.train(
@@ -96,6 +112,7 @@ def train(
             engine=engine.value,
             workers=workers,
             timeout=timeout,
+            verify=not no_verify,
             progress=display.show,
             on_notice=display.note,
             stop=stop,
@@ -153,7 +170,7 @@ def _reported(world: int) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        if world == 1:
+        if world == 1 or not is_expected(error):
             raise
         from rankfall.training.distributed.group import LostError, PeerError
 

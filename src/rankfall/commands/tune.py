@@ -9,13 +9,17 @@ import typer
 from rankfall import api
 from rankfall.api.display import Display
 from rankfall.commands.options import (
+    MAX_NUMBER,
+    MAX_SECONDS,
     AsJson,
     Config,
     EngineName,
     EngineOption,
+    NoVerify,
     Out,
     Overrides,
     announce,
+    finite,
     jobs_option,
     seed_option,
 )
@@ -50,16 +54,25 @@ def tune(
     out: Out,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of trials, including earlier ones.", show_default="that of CONFIG, or 20"),
+        typer.Option(
+            min=1,
+            max=MAX_NUMBER,
+            help="Number of trials, including earlier ones.",
+            show_default="that of CONFIG, or 20",
+        ),
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which no trial starts.", show_default="none")
+        float | None,
+        typer.Option(
+            min=0, max=MAX_SECONDS, callback=finite, help="Seconds after which no trial starts.", show_default="none"
+        ),
     ] = None,
     jobs: Annotated[int | None, jobs_option(show_default="1; with Ray one per processor")] = None,
     engine: EngineOption = EngineName.LOCAL,
     seed: Annotated[
         int, seed_option(help="Random seed of the search; training.seed is that of the training runs.")
     ] = 0,
+    no_verify: NoVerify = False,
     as_json: AsJson = False,
 ) -> None:
     """Search hyperparameters with Optuna (TPE) by the validation metric.
@@ -88,6 +101,7 @@ def tune(
                 jobs=jobs,
                 engine=engine.value,
                 seed=seed,
+                verify=not no_verify,
                 progress=display.show,
                 on_notice=display.note,
                 stop=stop,

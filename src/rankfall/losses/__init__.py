@@ -22,8 +22,8 @@ Conventions that all losses share:
 - The value of a list does not grow with its length, except for :func:`softmax_loss` and :func:`listmle_loss`, which are
   sums as published.
 - The pairwise losses compute their gradient along with their value, so they can be differentiated once, not twice.
-- Arguments that are out of range, shapes that do not fit and scores that are NaN or infinite raise a ValueError that
-  names the argument.
+- Arguments that are out of range, shapes that do not fit, and scores, labels and weights that are NaN or beyond 1e10
+  raise a ValueError that names the argument.
 
 Papers are cited as ARF (Wang et al. 2024, adaptive neural ranking framework), LLK (Jagerman et al. 2022,
 LambdaLoss@K), PIR (Swezey et al. 2021, PiRank), LCR (Wang et al. 2025, LCRON) and DFT (DFTopK, 2025).

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import register
-from rankfall._lists import Reduction, check_choice, check_lists, has_positive, is_published, item_weight, reduce_lists
+from rankfall._checks import check_choice, check_lists, is_published
+from rankfall._lists import Reduction, has_positive, item_weight, reduce_lists
 from rankfall.losses.relaxed import RelaxLoss, SortCrossEntropyLoss, TopKBCELoss
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from rankfall.losses._module import LossModule
     from rankfall.ops import SoftSort, TopK
-    from rankfall.option_types import Count, Positive
+    from rankfall.option_types import Count, Scale
 
 
 class _AdaptiveLoss(nn.Module):
@@ -100,9 +101,9 @@ class ARFLoss(_AdaptiveLoss):
         *,
         m: Count,
         k: Count,
-        tau: Positive | Tensor | None = None,
+        tau: Scale | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: Positive | Tensor | None = None,
+        label_tau: Scale | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         variant: Literal["sound", "published"] = "sound",
@@ -172,9 +173,9 @@ class ARFv2Loss(_AdaptiveLoss):
         k: Count,
         m: Count | None = None,
         topk: TopK | None = None,
-        tau: Positive | Tensor | None = None,
+        tau: Scale | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: Positive | Tensor | None = None,
+        label_tau: Scale | Tensor | None = None,
         ties: Literal["average", "position"] = "average",
         positive_only: bool = True,
         scale: Literal["mean", "sum", "mixed"] = "mean",

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from rankfall import register
+from rankfall._checks import check_lists, check_scale
 from rankfall._lists import (
     Reduction,
     add_gumbel,
-    check_lists,
-    check_positive,
     gains,
     has_positive,
     ideal_dcg,
@@ -26,7 +25,7 @@ from rankfall.losses._pairs import map_rows
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import NotNegativeCount, Positive
+    from rankfall.option_types import NotNegativeCount, Scale
 
 
 @register.loss
@@ -36,9 +35,9 @@ def approx_ndcg_loss(
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     gumbel_samples: NotNegativeCount = 0,
-    beta: Positive = 1.0,
+    beta: Scale = 1.0,
     generator: torch.Generator | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
@@ -74,8 +73,8 @@ def approx_ndcg_loss(
         tensor(0.2435)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
-    check_positive("tau", tau)
-    check_positive("beta", beta)
+    check_scale("tau", tau, scores)
+    check_scale("beta", beta)
     of_items = item_weight(weight, scores, mask)
     gain = gains(labels, mask)
     weighted = gain if of_items is None else gain * of_items

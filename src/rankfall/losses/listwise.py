@@ -9,14 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import (
-    Reduction,
-    check_lists,
-    has_positive,
-    item_weight,
-    rank_order,
-    reduce_lists,
-)
+from rankfall._checks import check_lists
+from rankfall._lists import Reduction, has_positive, item_weight, rank_order, reduce_lists
 from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:

@@ -15,12 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankfall import register
+from rankfall._checks import check_choice, check_count, check_lists, check_scale, check_share
 from rankfall._lists import (
     Reduction,
-    check_choice,
-    check_count,
-    check_lists,
-    check_positive,
     discounts,
     gains,
     has_positive,
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import Count, Fraction, Positive
+    from rankfall.option_types import Count, Fraction, Scale
 
     # The weight of rank i against the lower rank j, for rows start..stop and columns start..n; 0 unless i < j.
     RankWeight = Callable[[int, int], Tensor]
@@ -179,7 +176,7 @@ def ranknet_loss(
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    sigma: Positive = 1.0,
+    sigma: Scale = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""RankNet: logistic loss of every pair with different labels (Burges et al. 2005; LLK, eq. 6).
@@ -208,7 +205,7 @@ def ranknet_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     total = _pair_sum(
-        scores * check_positive("sigma", sigma),
+        scores * check_scale("sigma", sigma),
         labels,
         mask,
         weight=item_weight(weight, scores, mask),
@@ -240,7 +237,7 @@ def lambdarank_loss(
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
     k: Count | None = None,
-    sigma: Positive = 1.0,
+    sigma: Scale = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaRank: RankNet with pairs weighted by the NDCG that a swap changes (Burges 2010; LLK, eq. 11 and 12).
@@ -288,7 +285,7 @@ def lambda_loss(
     k: Count | None = None,
     version: Literal["sound", "heuristic"] = "sound",
     mix: Fraction = 0.0,
-    sigma: Positive = 1.0,
+    sigma: Scale = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""LambdaLoss, and LambdaLoss@K in both versions (Wang et al. 2018; LLK, eq. 13 and 15-17).
@@ -326,7 +323,7 @@ def lambda_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     check_choice("version", version, ("sound", "heuristic"))
-    _check_share("mix", mix)
+    check_share("mix", mix)
     if k is not None:
         check_count("k", k)
     n = scores.shape[-1]
@@ -335,7 +332,7 @@ def lambda_loss(
     by_swap = _discount_difference(discounts(n, scores, k=k))
     rank_weight = by_distance if mix == 0 else by_swap if mix == 1 else _mixed(mix, by_distance, by_swap)
     total = _pair_sum(
-        scores * check_positive("sigma", sigma),
+        scores * check_scale("sigma", sigma),
         gain,
         mask,
         weight=item_weight(weight, scores, mask),
@@ -362,7 +359,7 @@ def lambda_recall_loss(
     m: Count,
     k: Count,
     positive_only: bool = True,
-    sigma: Positive = 1.0,
+    sigma: Scale = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""Logistic loss of the pairs whose swap changes Recall@m@k (ARF, eq. 6 and 7).
@@ -396,7 +393,7 @@ def lambda_recall_loss(
     scores, labels, mask = check_lists(scores, labels, mask)
     kept = torch.arange(scores.shape[-1], device=scores.device) < check_count("m", m)
     total = _pair_sum(
-        scores * check_positive("sigma", sigma),
+        scores * check_scale("sigma", sigma),
         top_labels(labels, k, mask, positive_only=positive_only),
         mask,
         weight=item_weight(weight, scores, mask),
@@ -410,10 +407,3 @@ class LambdaRecallLoss(LossModule):
     """Module of :func:`lambda_recall_loss`."""
 
     function = staticmethod(lambda_recall_loss)
-
-
-def _check_share(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat | torch.SymInt):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")

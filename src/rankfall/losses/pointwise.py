@@ -9,17 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import (
-    Reduction,
+from rankfall._checks import (
+    at_least_float32,
     check_device,
+    check_finite,
     check_lists,
     check_none,
     check_shape,
     check_values,
-    item_weight,
-    list_mean,
-    reduce_lists,
 )
+from rankfall._lists import Reduction, item_weight, list_mean, reduce_lists
 from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def bce_loss(
         check_none("labels", (labels < 0) | (labels > 1), "values outside [0, 1] with threshold=None")
         target = labels
     else:
-        target = (labels > threshold).to(scores.dtype)
+        target = (labels > check_finite("threshold", threshold)).to(scores.dtype)
     costs = F.binary_cross_entropy_with_logits(scores, target, reduction="none")
     return _mean_over_items(costs, scores, mask, weight, reduction)
 
@@ -180,7 +179,9 @@ def expected_grade(logits: Float[Tensor, "*batch n grades"]) -> Float[Tensor, "*
         >>> expected_grade(torch.zeros(2, 5))
         tensor([2., 2.])
     """
-    share = _check_logits(logits).softmax(-1)
+    logits = _check_logits(logits)
+    check_values("logits", logits)
+    share = logits.softmax(-1)
     return (share * torch.arange(share.shape[-1], device=share.device)).sum(-1)
 
 
@@ -191,7 +192,7 @@ def _check_logits(logits: Tensor) -> Tensor:
         raise ValueError(f"logits must be floating point, got {logits.dtype}; convert with logits.float()")
     if logits.ndim < 2 or logits.shape[-1] == 0:
         raise ValueError(f"logits must have the shape (..., n, grades), got {tuple(logits.shape)}")
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return at_least_float32(logits)
 
 
 def _mean_over_items(

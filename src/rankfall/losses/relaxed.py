@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from rankfall import register
+from rankfall._checks import check_choice, check_count, check_flag, check_lists, check_none, check_scale, is_published
 from rankfall._lists import (
     Reduction,
-    check_choice,
-    check_count,
-    check_lists,
     discounts,
     gains,
     has_positive,
     has_recall_signal,
     ideal_dcg,
-    is_published,
     item_weight,
     list_mean,
     rank_order,
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
     from rankfall.ops import SoftSort, TopK
-    from rankfall.option_types import Count, Positive
+    from rankfall.option_types import Count, Scale
 
 
 @register.loss
@@ -46,7 +43,7 @@ def pirank_ndcg_loss(
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
     k: Count | None = None,
-    tau: Positive | Tensor | None = None,
+    tau: Scale | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     reduction: Reduction = "mean",
@@ -107,7 +104,7 @@ def pirank_arp_loss(
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
     k: Count | None = None,
-    tau: Positive | Tensor | None = None,
+    tau: Scale | Tensor | None = None,
     sort: SoftSort = neural_sort,
     straight_through: bool = False,
     variant: Literal["sound", "published"] = "sound",
@@ -150,6 +147,7 @@ def pirank_arp_loss(
     """
     published = is_published(variant)
     scores, labels, mask = check_lists(scores, labels, mask)
+    check_none("labels", labels < 0, "values below 0")
     of_items = item_weight(weight, scores, mask)
     relevance = labels if of_items is None else labels * of_items
     by_rank = _softly_sorted(relevance, scores, sort, k=k, tau=tau, mask=mask, straight_through=straight_through)
@@ -174,9 +172,9 @@ def sort_cross_entropy_loss(
     *,
     mask: Bool[Tensor, "*batch n"] | None = None,
     weight: Tensor | None = None,
-    tau: Positive | Tensor | None = None,
+    tau: Scale | Tensor | None = None,
     sort: SoftSort = neural_sort,
-    label_tau: Positive | Tensor | None = None,
+    label_tau: Scale | Tensor | None = None,
     ties: Literal["average", "position"] = "average",
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
@@ -219,6 +217,8 @@ def sort_cross_entropy_loss(
     """
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
+    if label_tau is not None:
+        check_scale("label_tau", label_tau, scores)
     n = scores.shape[-1]
     cost = -_floored(log_rows(sort, scores, k=n, mask=mask, tau=tau))
     cost = cost if of_items is None else cost * of_items[..., None, :]
@@ -251,10 +251,10 @@ def relax_loss(
     weight: Tensor | None = None,
     m: Count,
     k: Count,
-    tau: Positive | Tensor | None = None,
+    tau: Scale | Tensor | None = None,
     sort: SoftSort = neural_sort,
     positive_only: bool = True,
-    label_tau: Positive | Tensor | None = None,
+    label_tau: Scale | Tensor | None = None,
     variant: Literal["sound", "published"] = "sound",
     scale: Literal["mean", "sum"] | None = None,
     reduction: Reduction = "mean",
@@ -298,14 +298,17 @@ def relax_loss(
     scores, labels, mask = check_lists(scores, labels, mask)
     of_items = item_weight(weight, scores, mask)
     published = is_published(variant)
+    if label_tau is not None:
+        check_scale("label_tau", label_tau, scores)
+    n = scores.shape[-1]
     if published or label_tau is not None:
         of_labels = tau if label_tau is None else label_tau
-        truth = _rows(labels, sort, k=check_count("k", k), tau=of_labels, mask=mask).sum(-2)
-        truth = truth * (labels > 0) if positive_only else truth
+        truth = _rows(labels, sort, k=min(check_count("k", k), n), tau=of_labels, mask=mask).sum(-2)
+        truth = truth * (labels > 0) if check_flag("positive_only", positive_only) else truth
     else:
         truth = top_labels(labels, k, mask, positive_only=positive_only)
     # The sum is computed in log space, so that an item far below the cutoff still has a gradient.
-    rows = log_rows(sort, scores, k=check_count("m", m), mask=mask, tau=tau)
+    rows = log_rows(sort, scores, k=min(check_count("m", m), n), mask=mask, tau=tau)
     log_kept = _floored(rows.logsumexp(-2)) - math.log(m)
     cost = -truth * log_kept if of_items is None else -truth * log_kept * of_items
     total = cost.sum(-1)
@@ -411,9 +414,10 @@ def _softly_sorted(
 
     This is not a matmul, since autocast would compute it in half precision.
     """
-    ranks = scores.shape[-1] if k is None else check_count("k", k)
+    n = scores.shape[-1]
+    ranks = n if k is None else min(check_count("k", k), n)  # no list has more ranks
     rows = _rows(scores, sort, k=ranks, tau=tau, mask=mask)
-    if straight_through:
+    if check_flag("straight_through", straight_through):
         rows = _hard_rows(scores, ranks, mask) + (rows - rows.detach())
     return (rows * values[..., None, :]).sum(-1)
 
@@ -431,6 +435,8 @@ def _rows(
     scores: Tensor, sort: SoftSort, *, k: int, tau: float | Tensor | None, mask: Tensor
 ) -> Float[Tensor, "*batch k n"]:
     """Return the rows of any soft sort, at its default temperature if `tau` is None."""
+    if not callable(sort):
+        raise TypeError(f"sort must be a soft sort such as rankfall.ops.neural_sort, got {sort!r}")
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
     rows = sort(scores, k=k, mask=mask, **options)
     if rows.shape[:-2] != scores.shape[:-1]:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_count
+from rankfall._checks import check_count, check_none, check_share
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer
 
 RESAMPLES = 1000
+MOST_RESAMPLES = 10**7
+LARGEST_VALUE = 1e25  # whose sums over requests are finite in float32
 LEVEL = 0.95  # of confidence intervals
 _DRAWN_AT_ONCE = 1 << 21  # draws in memory: 16 MB of indices, and 8 MB of counts
 
@@ -47,7 +49,8 @@ def resampled_sums(
         >>> sums.unique().tolist(), round(float((sums == 1).double().mean()), 1)
         ([0.0, 1.0, 2.0], 0.5)
     """
-    check_count("resamples", resamples)
+    check_count("resamples", resamples, most=MOST_RESAMPLES)
+    check_none("columns", ~(columns.detach().abs() <= LARGEST_VALUE), f"NaN, inf or numbers beyond {LARGEST_VALUE:g}")
     values = columns.float() if units is None else sums_by(units, columns).float()
     count = len(values)
     if count == 0:
@@ -77,6 +80,7 @@ def interval(figures: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
 
     Resamples in which a figure is undefined (NaN) are left out.
     """
+    check_share("level", level)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=figures.dtype)
     low, high = figures.nanquantile(tails, dim=0)
     return low, high

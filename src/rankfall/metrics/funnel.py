@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from rankfall._lists import (
+from rankfall._checks import (
     check_choice,
     check_count,
+    check_generator,
     check_like,
     check_membership,
     check_ranking,
-    operator,
-    rank_order,
-    safe_divide,
     widen,
     widest,
 )
+from rankfall._lists import operator, rank_order, safe_divide
 from rankfall.metrics.ranking import ndcg
 
 if TYPE_CHECKING:
@@ -94,6 +93,7 @@ def funnel(
         (tensor(0.5000), tensor([0.5000, 0.0000]), tensor(0.3333))
     """
     check_choice("ties", ties, ("random", "position"))
+    check_generator(generator)
     scores, relevant, mask = _check(stage_scores, relevant, quotas, mask)
     real, truth = mask.unsqueeze(-2).expand_as(scores), relevant.unsqueeze(-2).expand_as(scores)
     order = rank_order(scores, real) if ties == "position" else _random_order(scores, real, generator)
@@ -124,8 +124,10 @@ def _check(
     stage_scores: Sequence[Tensor], relevant: Tensor, quotas: Sequence[int], mask: Tensor | None
 ) -> tuple[Float[Tensor, "*batch stages n"], Float[Tensor, "*batch n"], Bool[Tensor, "*batch n"]]:
     """Return the scores of all stages in one tensor, the relevant items in the widest type, and the mask."""
-    if isinstance(quotas, int):
+    if not isinstance(quotas, list | tuple):
         raise TypeError(f"quotas must be a sequence with one number per stage, got {quotas!r}")
+    if not isinstance(stage_scores, list | tuple):
+        raise TypeError(f"stage_scores must be a list of tensors, one per stage, got {type(stage_scores).__name__}")
     if len(stage_scores) == 0:
         raise ValueError("stage_scores must hold the scores of at least one stage, got none")
     if len(quotas) != len(stage_scores):

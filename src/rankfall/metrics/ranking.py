@@ -28,20 +28,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rankfall import register
-from rankfall._lists import (
-    check_choice,
-    check_count,
-    check_ranking,
-    discounts,
-    gains,
-    has_positive,
-    ideal_dcg,
-    rank_order,
-    safe_divide,
-    top_labels,
-    widen,
-    widest,
-)
+from rankfall._checks import check_choice, check_count, check_none, check_ranking, check_real, widen, widest
+from rankfall._lists import discounts, gains, has_positive, ideal_dcg, rank_order, safe_divide, top_labels
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -238,7 +226,7 @@ def arp(
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension. Only their order matters; ±inf
             is allowed.
-        labels: Tensor ``(..., n)`` of any real dtype, the weights of the ranks. Higher is better.
+        labels: Tensor ``(..., n)`` of any real dtype, at least 0, the weights of the ranks. Higher is better.
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         ties: ``"average"`` for the expected value over all orders of tied items, ``"position"`` to rank the earlier
             item first.
@@ -254,6 +242,7 @@ def arp(
         tensor(1.6667)
     """
     scores, labels, mask = check_ranking(scores, labels, mask)
+    check_none("labels", labels < 0, "values below 0")
     ranking = _rank(scores, widen(labels), mask, ties)
     mean_rank = widen(ranking.start + 1 + ranking.end) / 2
     total = ranking.values.sum(-1)
@@ -517,4 +506,4 @@ def _inversions(ranks: Tensor) -> Tensor:
 
 
 def _finish(values: Tensor, defined: Tensor, empty: float, scores: Tensor) -> Tensor:
-    return values.masked_fill(~defined, empty).to(scores.dtype)
+    return values.masked_fill(~defined, float(check_real("empty", empty))).to(scores.dtype)

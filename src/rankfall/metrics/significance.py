@@ -8,24 +8,28 @@ counted as `dropped`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from rankfall._lists import check_choice, check_count
+from rankfall._checks import check_choice, check_count, check_flag, check_generator, check_real
 from rankfall.metrics.student import student_quantile, student_survival
 from rankfall.metrics.variance_parts import VariancePart, between_runs, satterthwaite, total_variance, within_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jaxtyping import Float
 
 Alternative = Literal["two-sided", "greater", "less"]
 Method = Literal["t", "bootstrap"]
 Over = Literal["both", "seeds", "queries"]
+
+LARGEST_VALUE = 1e60  # of a sample: fourth powers are finite; numbers below the reciprocal count as 0
+MOST_SAMPLES = 10**7  # of a bootstrap
 
 _CHUNK = 1 << 20  # values drawn at once by the bootstrap: 8 MB of indices, and as much of values
 
@@ -124,7 +128,8 @@ def paired_test(
         (3.4641, 0.0742)
     """
     check_choice("method", method, ("t", "bootstrap"))
-    check_count("samples", samples)
+    check_count("samples", samples, most=MOST_SAMPLES)
+    check_generator(generator)
     _check_options(alternative, confidence)
     a, b = _check_sample("a", a), _check_sample("b", b)
     if a.shape != b.shape:
@@ -179,6 +184,7 @@ def two_sample_test(
         (2.4495, 2.0)
     """
     _check_options(alternative, confidence)
+    check_flag("equal_variance", equal_variance)
     a, b = _check_sample("a", a), _check_sample("b", b)
     given = len(a) + len(b)
     a, b = a[~a.isnan()], b[~b.isnan()]
@@ -283,7 +289,12 @@ def holm(p_values: Tensor | Sequence[float]) -> Float[Tensor, " tests"]:
         >>> holm([0.01, 0.04, 0.03]).tolist()
         [0.03, 0.06, 0.06]
     """
-    values = torch.as_tensor(p_values, dtype=torch.double)
+    if isinstance(p_values, Tensor) and p_values.is_complex():
+        raise ValueError(f"p_values must be real numbers, got {p_values.dtype}")
+    try:
+        values = torch.as_tensor(p_values, dtype=torch.double)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"p_values must be a tensor or a sequence of numbers: {error}") from None
     if values.ndim != 1:
         raise ValueError(f"p_values must have one dimension, got shape {tuple(values.shape)}")
     if not bool(((values >= 0) & (values <= 1)).all()):
@@ -324,11 +335,15 @@ def compare(
         >>> [(row.name, row.best, row.significantly_worse) for row in compare({"good": good, "bad": bad})]
         [('good', True, False), ('bad', False, True)]
     """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"values must map the names of methods to tensors, got {type(values).__name__}")
+    check_flag("higher_is_better", higher_is_better)
+    check_choice("method", method, ("t", "bootstrap"))
     if len(values) == 0:
         raise ValueError("values must hold at least one method, got none")
     if baseline is not None:
         check_choice("baseline", baseline, tuple(values))
-    if not 0 < alpha < 1:
+    if not 0 < check_real("alpha", alpha) < 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
     samples = {name: _check_sample(f"values[{name!r}]", sample) for name, sample in values.items()}
     if len({len(sample) for sample in samples.values()}) > 1:
@@ -378,7 +393,7 @@ def compare(
 
 def _check_options(alternative: str, confidence: float) -> None:
     check_choice("alternative", alternative, ("two-sided", "greater", "less"))
-    if not 0 < confidence < 1:
+    if not 0 < check_real("confidence", confidence) < 1:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
 
 
@@ -387,10 +402,12 @@ def _check_sample(name: str, sample: Tensor) -> Tensor:
         raise TypeError(f"{name} must be a torch.Tensor, got {type(sample).__name__}")
     if sample.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {tuple(sample.shape)}")
+    if sample.is_complex():
+        raise ValueError(f"{name} must be real numbers, got {sample.dtype}")
     sample = sample.detach().double()
-    if bool(sample.isinf().any()):
-        raise ValueError(f"{name} must not hold inf")
-    return sample
+    if bool((sample.abs() > LARGEST_VALUE).any()):
+        raise ValueError(f"{name} must not hold inf or numbers beyond {LARGEST_VALUE:g}")
+    return sample.masked_fill(sample.abs() < 1 / LARGEST_VALUE, 0.0)
 
 
 def _crossed_samples(a: Tensor, b: Tensor, folds: Sequence[int] | None) -> tuple[Tensor, Tensor, list[int], int]:
@@ -398,12 +415,18 @@ def _crossed_samples(a: Tensor, b: Tensor, folds: Sequence[int] | None) -> tuple
     a, b = _check_crossed("a", a), _check_crossed("b", b)
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"a and b must have one value per seed and query, got {a.shape[1]} and {b.shape[1]} queries")
-    sizes = [a.shape[1]] if folds is None else list(folds)
+    sizes = [a.shape[1]] if folds is None else _check_folds(folds)
     if sum(sizes) != a.shape[1]:
         raise ValueError(f"folds must sum to the number of queries, {a.shape[1]}, got {sum(sizes)}")
     known = ~(a.isnan().any(0) | b.isnan().any(0))
     remaining = [int(fold.sum()) for fold in known.split(sizes)]
     return a[:, known], b[:, known], [size for size in remaining if size > 0], int((~known).sum())
+
+
+def _check_folds(folds: Sequence[int]) -> list[int]:
+    if not isinstance(folds, list | tuple):
+        raise TypeError(f"folds must be a list of numbers of queries, got {type(folds).__name__}")
+    return [check_count("folds", size, least=0) for size in folds]
 
 
 def _check_crossed(name: str, sample: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from rankfall._checks import WIDEST, check_count
 from rankfall.models.layers import initialise, make_activation
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, width: int, hidden: int = 80, *, activation: str = "relu", init: str = "default") -> None:
         super().__init__()
+        check_count("attention", hidden, most=WIDEST)
         self.hidden = nn.Linear(2 * width, hidden)
         self.activation = make_activation(activation, hidden, where="attention_activation")
         self.out = nn.Linear(hidden, 1, bias=False)

@@ -9,7 +9,7 @@ from torch import nn
 
 from rankfall import register
 from rankfall.models.attention import AttentionPooling
-from rankfall.models.layers import Network
+from rankfall.models.layers import Network, check_widths
 from rankfall.models.scorer import GradeScorer
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class DIN(GradeScorer):
             tables=tables,
             sparse=sparse,
             grades=grades,
-            hidden=list(hidden),
+            hidden=check_widths(hidden),
             attention=attention,
             attention_activation=attention_activation,
             **layers,

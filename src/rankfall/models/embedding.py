@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rankfall._checks import LARGEST, WIDEST, check_count, check_real
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class FeatureEmbedding(nn.Module):
         sparse: bool | int = False,
     ) -> None:
         super().__init__()
-        if dim < 1:
-            raise ValueError(f"dim must be at least 1, got {dim}")
+        check_count("dim", dim, most=WIDEST)
+        if not 0 <= check_real("std", std) <= LARGEST:
+            raise ValueError(f"std must be from 0 to {LARGEST:g}, got {std}")
+        if not isinstance(sparse, bool | int):
+            raise TypeError(f"sparse must be True, False or a number of rows, got {type(sparse).__name__}")
         seen = _check_only(features, only)
         self.dim = dim
         self.request_features = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from rankfall import register
-from rankfall.models.layers import Network
+from rankfall.models.layers import Network, check_widths
 from rankfall.models.scorer import GradeScorer
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class EmbeddingMLP(GradeScorer):
             tables=tables,
             sparse=sparse,
             grades=grades,
-            hidden=list(hidden),
+            hidden=check_widths(hidden),
             **layers,
         )
         events = sum(map(self.embedding.event_width, self.embedding.sequences))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankfall._lists import at_least_float32, full_precision
+from rankfall._checks import WIDEST, at_least_float32, check_count, check_real, full_precision
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ class Layers(nn.ModuleList):
         residual: bool = False,
         init: str = "default",
     ) -> None:
-        shares = [dropout] * len(hidden) if isinstance(dropout, int | float) else list(dropout)
-        if len(shares) != len(hidden):
-            raise ValueError(f"dropout must be one number, or one per hidden layer ({len(hidden)}), got {len(shares)}")
+        hidden = check_widths(hidden)
+        shares = _check_dropout(dropout, len(hidden))
+        if not 0 < check_real("norm_momentum", norm_momentum) <= 1:
+            raise ValueError(f"norm_momentum must be above 0 and at most 1, got {norm_momentum}")
         widths = [width, *hidden]
         super().__init__(
             _Layer(
@@ -143,6 +144,24 @@ class Layers(nn.ModuleList):
         for layer in self:
             parts = (layer(parts, mask),)
         return join(parts)
+
+
+def check_widths(hidden: Sequence[int]) -> list[int]:
+    """Return the widths of hidden layers. Raises an error unless `hidden` is a list of them."""
+    if not isinstance(hidden, list | tuple):
+        raise TypeError(f"hidden must be a list of widths, got {type(hidden).__name__}")
+    return [check_count("hidden", width, most=WIDEST) for width in hidden]
+
+
+def _check_dropout(dropout: float | Sequence[float], layers: int) -> list[float]:
+    """Return the share of each layer."""
+    shares = list(dropout) if isinstance(dropout, list | tuple) else [check_real("dropout", dropout)] * layers
+    if len(shares) != layers:
+        raise ValueError(f"dropout must be one number, or one per hidden layer ({layers}), got {len(shares)}")
+    for share in shares:
+        if not 0 <= check_real("dropout", share) < 1:
+            raise ValueError(f"dropout must be from 0 to less than 1, got {share}")
+    return shares
 
 
 class Network(nn.Module):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from rankfall._checks import WIDEST, check_count
 from rankfall.models.layers import Layers, initialise
 
 if TYPE_CHECKING:
@@ -18,13 +19,17 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+MOST_FEATURES = 1 << 24  # numbers per row
+
+
 class _Head(nn.Module):
     """The last layer: one score, or one logit per grade."""
 
     def __init__(self, width: int, grades: int | None) -> None:
         super().__init__()
-        if grades is not None and grades < 2:
-            raise ValueError(f"grades must be at least 2, got {grades}")
+        check_count("features", width, most=MOST_FEATURES)
+        if grades is not None:
+            check_count("grades", grades, least=2, most=WIDEST)
         self.grades = grades
         self.out = nn.Linear(width, grades or 1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import widen, widest
+from rankfall._checks import check_none, check_shape, widen, widest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,12 @@ class FeatureScaling(nn.Module):
 
     def __init__(self, mean: Tensor, deviation: Tensor, *, log1p: bool = False) -> None:
         super().__init__()
+        for name, tensor in {"mean": mean, "deviation": deviation}.items():
+            if not isinstance(tensor, Tensor) or tensor.ndim != 1 or tensor.is_complex():
+                raise TypeError(f"{name} must be a tensor of one real number per feature, got {type(tensor).__name__}")
+        check_shape("deviation", deviation, mean.shape, of="mean")
+        check_none("mean", ~mean.isfinite(), "NaN or inf")
+        check_none("deviation", ~((deviation > 0) & deviation.isfinite()), "values that are not positive and finite")
         self.log1p = log1p
         self.register_buffer("mean", mean.double())
         self.register_buffer("deviation", deviation.double())

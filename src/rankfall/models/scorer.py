@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rankfall._checks import WIDEST, check_count
 from rankfall.models.embedding import FeatureEmbedding
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class GradeScorer(Scorer):
 
     def __init__(self, features: Features, *, grades: int | None, **options: Any) -> None:
         super().__init__(features, grades=grades, **options)
-        if grades is not None and grades < 2:
-            raise ValueError(f"grades must be at least 2, got {grades}")
+        if grades is not None:
+            check_count("grades", grades, least=2, most=WIDEST)
         self.grades = grades
 
     def outputs(self, batch: ImpressionFeatures) -> Float[Tensor, "batch n outputs"]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from rankfall import register
-from rankfall.models.layers import Network
+from rankfall.models.layers import Network, check_widths
 from rankfall.models.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TwoTower(Scorer):
             "init": init,
         }
         super().__init__(
-            features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=list(hidden), **layers
+            features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=check_widths(hidden), **layers
         )
         if not hidden:
             raise ValueError("hidden must have at least one width, the size of the vectors")

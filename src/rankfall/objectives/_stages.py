@@ -5,25 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankfall._lists import (
-    check_count,
-    check_like,
-    check_lists,
-    check_shape,
-    has_order,
-    has_positive,
-    item_weight,
-    relevant_order,
-    top_labels,
-)
+from rankfall._checks import check_count, check_lists, check_numbers, check_shape
+from rankfall._lists import has_order, has_positive, item_weight, relevant_order, top_labels
+from rankfall.option_types import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Bool, Float
+
+
+STAGES = 100
+"""Largest number of stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,7 @@ class Objective(nn.Module):
 
     def __init__(self, stages: int) -> None:
         super().__init__()
-        self.stages = check_count("stages", stages)
+        self.stages = check_count("stages", stages, most=STAGES)
 
     def forward(
         self,
@@ -180,10 +177,10 @@ class Objective(nn.Module):
         if relevance is None:
             best = grades
         else:
-            check_like("relevance", relevance, scores[0])
+            check_numbers("relevance", relevance, scores[0], real)
             best = relevant_order(relevance, grades, real)
         if depth is not None:
-            check_like("depth", depth, scores[0])
+            check_numbers("depth", depth, scores[0], real)
         if weight is not None:
             check_shape("weight", weight, scores[0].shape)  # one weight per list would be ambiguous in a sum of terms
             weight = item_weight(weight, grades, real)
@@ -195,24 +192,37 @@ def grades_order(batch: Impression) -> Tensor:
     return has_order(batch.grades, batch.mask) & has_positive(batch.grades, batch.mask)
 
 
-def per_stage(name: str, value: int | Sequence[int], stages: int) -> list[int]:
-    """Return one number per stage; a single number is used for all stages."""
-    numbers = [value] * stages if isinstance(value, int) else list(value)
-    if len(numbers) != stages:
-        raise ValueError(f"{name} must be one number, or one for each of {stages} stages, got {len(numbers)}")
-    return numbers
+def per_stage(name: str, value: int | Sequence[int], stages: int | None, *, least: int = -LARGEST_COUNT) -> list[int]:
+    """Return one number of at least `least` per stage. A single number is used for all stages, if these are known."""
+    if stages is not None and isinstance(value, int | np.integer):
+        value = [value] * stages
+    if not isinstance(value, list | tuple):
+        one = "one number per stage" if stages is None else f"one number, or one for each of {stages} stages"
+        raise TypeError(f"{name} must be {one}, got {type(value).__name__}")
+    if stages is not None and len(value) != stages:
+        raise ValueError(f"{name} must be one number, or one for each of {stages} stages, got {len(value)}")
+    return [check_count(name, one, least=least) for one in value]
 
 
 def count_stages(quotas: int | Sequence[int] | None, stages: int | None) -> int:
     """Return the number of stages: the one that is given, or that of the quotas, or 2."""
     if stages is not None:
-        return stages
-    return 2 if quotas is None or isinstance(quotas, int) else len(quotas)
+        return check_count("stages", stages, most=STAGES)
+    return 2 if quotas is None or isinstance(quotas, int | np.integer) else len(check_quotas(quotas))
 
 
-def check_quotas(quotas: int | Sequence[int], stages: int) -> list[int]:
-    """Return the numbers of items that the stages keep. Raises ValueError if they grow from stage to stage."""
-    numbers = [check_count("quotas", quota) for quota in per_stage("quotas", quotas, stages)]
+def check_quotas(quotas: int | Sequence[int], stages: int | None = None) -> list[int]:
+    """Return the numbers of items that the stages keep. Raises ValueError if they grow from stage to stage.
+
+    Args:
+        quotas: One number per stage; if `stages` is given, one number for all of them is allowed.
+        stages: Number of stages. Default: the number of quotas.
+    """
+    numbers = per_stage("quotas", quotas, stages, least=1)
+    if not numbers:
+        raise ValueError("quotas must have one number per stage, got none")
+    if len(numbers) > STAGES:
+        raise ValueError(f"quotas must have at most {STAGES} numbers, one per stage, got {len(numbers)}")
     if sorted(numbers, reverse=True) != numbers:
         raise ValueError(f"quotas must not grow from stage to stage, got {numbers}")
     return numbers

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import check_choice, check_count, check_positive, has_order, is_published, rank_order
+from rankfall._checks import check_choice, check_count, check_scale, is_published
+from rankfall._lists import has_order, rank_order
 from rankfall.losses import lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.option_types import Count, Positive
+    from rankfall.option_types import Count, Scale
 
 
 @register.objective("icc")
@@ -53,14 +54,14 @@ class ICC(Objective):
         *,
         relevant: int,
         quotas: Sequence[Count],
-        temperature: Positive = 1.0,
+        temperature: Scale = 1.0,
         loss: Literal["lambdarank", "ranknet"] | None = None,
         variant: Literal["sound", "published"] = "sound",
     ) -> None:
-        super().__init__(len(quotas))
+        super().__init__(len(check_quotas(quotas)))
         self.relevant = check_count("relevant", relevant)
-        self.quotas = check_quotas(quotas, self.stages)
-        self.temperature = check_positive("temperature", temperature)
+        self.quotas = check_quotas(quotas)
+        self.temperature = check_scale("temperature", temperature)
         default = "ranknet" if is_published(variant) else "lambdarank"
         self.variant = variant
         self.loss = check_choice("loss", loss or default, ("lambdarank", "ranknet"))

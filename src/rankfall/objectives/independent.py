@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import register
-from rankfall._lists import check_choice, check_count, has_order, is_published
+from rankfall._checks import check_choice, check_count, is_published
+from rankfall._lists import has_order
 from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, grades_order, per_stage
 

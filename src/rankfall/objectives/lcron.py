@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rankfall import register
-from rankfall._lists import (
-    check_choice,
-    check_count,
-    has_order,
-    has_recall_signal,
-    is_published,
-    list_mean,
-    mean_over_lists,
-)
+from rankfall._checks import check_choice, check_count, is_published
+from rankfall._lists import has_order, has_recall_signal, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
 from rankfall.ops import topk as make_topk
@@ -27,6 +19,10 @@ if TYPE_CHECKING:
 
     from rankfall.ops import TopK
     from rankfall.option_types import Count, NotNegative
+
+
+HEAVIEST = 1e5
+"""Largest weight of a term."""
 
 
 @register.objective("lcron")
@@ -50,9 +46,9 @@ class LCRON(Objective):
             (LCR, sec. 5.1).
         stages: Number of stages, at least 1. Default: the number of quotas, or 2.
         e2e_weight: Weight of :math:`L_{e2e}`. ``"fixed"`` is 1, as in the published code. ``"learned"`` is a trained
-            weight (LCR, eq. 13, here with natural logarithms). A number of at least 0 is the weight itself; 0 drops the
+            weight (LCR, eq. 13, here with natural logarithms). A number from 0 to 1e5 is the weight itself; 0 drops the
             term (LCR, table 3).
-        single_weight: Weight of every :math:`L_t`: ``"learned"`` as in the formula, or a number of at least 0 (LCR,
+        single_weight: Weight of every :math:`L_t`: ``"learned"`` as in the formula, or a number from 0 to 1e5 (LCR,
             table 4); 0 drops the terms (LCR, table 3).
         variant: Gradient of :math:`1 - \prod_t p^t` in :math:`L_{e2e}`; values do not change. ``"sound"`` adds up the
             stages that can drop an item, :math:`\sum_t (\prod_{u < t} p^u) (1 - p^t)`. ``"published"`` is the gradient
@@ -152,9 +148,9 @@ def _check_weight(name: str, weight: float | str) -> float | None:
     """Return the weight, a number of at least 0, or None for a weight that is learned."""
     if weight == "learned":
         return None
-    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
         words = "'fixed', 'learned'" if name == "e2e_weight" else "'learned'"
-        raise ValueError(f"{name} must be {words} or a number of at least 0, got {weight!r}")
+        raise ValueError(f"{name} must be {words} or a number from 0 to {HEAVIEST:g}, got {weight!r:.40}")
     return float(weight)
 
 
@@ -191,7 +187,9 @@ def published_survival(inclusions: Sequence[tuple[Tensor, Tensor]]) -> tuple[Ten
     log_passed, log_dropped = survival(inclusions)
     passed, dropped = log_passed.detach(), log_dropped.detach()
     slopes = [
-        torch.exp(log_not_p.detach() + passed - log_p.detach() - dropped) * (log_not_p - log_not_p.detach())
+        # at most 1, but for rounding errors, which are large for logarithms of 1e20
+        torch.exp((log_not_p.detach() + passed - log_p.detach() - dropped).clamp(max=1.0))
+        * (log_not_p - log_not_p.detach())
         for log_p, log_not_p in inclusions
     ]
     return log_passed, dropped + torch.stack(slopes).sum(0)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import check_choice, check_count, has_order, list_mean, mean_over_lists, rank_order
+from rankfall._checks import check_choice, check_count, check_share
+from rankfall._lists import has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas
 
@@ -56,12 +57,10 @@ class RankFlow(Objective):
         alpha: Fraction = 0.5,
         schedule: Literal["joint", "alternate"] = "joint",
     ) -> None:
-        super().__init__(len(quotas))
+        super().__init__(len(check_quotas(quotas)))
         self.relevant = check_count("relevant", relevant)
-        self.quotas = check_quotas(quotas, self.stages)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
-        self.alpha = alpha
+        self.quotas = check_quotas(quotas)
+        self.alpha = check_share("alpha", alpha)
         self.schedule = check_choice("schedule", schedule, ("joint", "alternate"))
         if schedule == "alternate":
             self.register_buffer("calls", torch.zeros((), dtype=torch.int64))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import register
-from rankfall._lists import check_choice, check_count, has_order, has_positive, is_published, mean_over_lists
+from rankfall._checks import check_choice, check_count, is_published
+from rankfall._lists import has_order, has_positive, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
 from rankfall.losses.adaptive import adaptive_scales
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankfall.ops import SoftSort, TopK
-    from rankfall.option_types import Count, Positive
+    from rankfall.option_types import Count, Scale
 
 
 class _Ordered(Objective):
@@ -82,9 +83,9 @@ class SortCE(_Ordered):
     def __init__(
         self,
         *,
-        tau: Positive | Tensor | None = None,
+        tau: Scale | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: Positive | Tensor | None = None,
+        label_tau: Scale | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         stages: int = 2,
@@ -168,17 +169,17 @@ class ARF(_Adaptive):
         *,
         relevant: int,
         quotas: Sequence[Count],
-        tau: Positive | Tensor | None = None,
+        tau: Scale | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: Positive | Tensor | None = None,
+        label_tau: Scale | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         scale: Literal["mean", "sum", "mixed"] | None = None,
     ) -> None:
         chosen = scale or ("mixed" if is_published(variant) else "mean")
-        super().__init__(len(quotas), tau, sort, label_tau, ties, variant, chosen)
+        super().__init__(len(check_quotas(quotas)), tau, sort, label_tau, ties, variant, chosen)
         self.relevant = check_count("relevant", relevant)
-        self.quotas = check_quotas(quotas, self.stages)
+        self.quotas = check_quotas(quotas)
 
     def recall(self, batch: Impression, stage: int) -> Tensor:
         return relax_loss(
@@ -231,9 +232,9 @@ class ARFv2(_Adaptive):
         *,
         relevant: int,
         topk: TopK | None = None,
-        tau: Positive | Tensor | None = None,
+        tau: Scale | Tensor | None = None,
         sort: SoftSort = neural_sort,
-        label_tau: Positive | Tensor | None = None,
+        label_tau: Scale | Tensor | None = None,
         ties: Literal["average", "position"] | None = None,
         variant: Literal["sound", "published"] = "sound",
         scale: Literal["mean", "sum", "mixed"] = "mean",

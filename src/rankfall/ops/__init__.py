@@ -2,7 +2,8 @@
 
 All operators work on the last dimension of ``scores (..., n)``; leading dimensions are batch dimensions. A boolean
 ``mask (..., n)`` marks the real items of padded lists. A masked item has probability 0 and gradient 0 and does not
-affect the other items, whatever its position. A score of -inf is treated as masked; NaN and +inf raise an error.
+affect the other items, whatever its position. A score of -inf is treated as masked; NaN, +inf and numbers beyond 1e10
+raise an error.
 
 There are two kinds of operators:
 

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rankfall._lists import check_count, check_positive, check_scores, kth_largest, safe_divide
+from rankfall._checks import check_count, check_scale, check_scores
+from rankfall._lists import kth_largest, safe_divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,8 +92,8 @@ def _centre(
         and k < n.
     """
     check_count("k", k)
-    check_positive("tau", tau)
     scores, mask = check_scores(scores, mask)
+    check_scale("tau", tau, scores)
     if isinstance(tau, Tensor):  # which may require a gradient
         scores, tau = scores / tau, 1.0
     n = scores.shape[-1]
@@ -147,7 +148,7 @@ class _Inclusion(torch.autograd.Function):
                 through = through.addcmul_(share, through_b, value=-0.5)
         else:
             through = grads[0] * slope
-            through_b = safe_divide(through.sum(-1, keepdim=True), slope.sum(-1, keepdim=True))
+            through_b = safe_divide(through.sum(-1, keepdim=True), slope.sum(-1, keepdim=True), least=0.0)
             through = through.addcmul_(slope, through_b, value=-1)
         return through.div_(ctx.tau), None, None, None, None, None, None
 
@@ -178,7 +179,7 @@ class _Logits(torch.autograd.Function):
                 through = through - share * (total / 2)
         else:
             weights = kind.share(z)
-            through = grads[0] - weights * safe_divide(total, weights.sum(-1, keepdim=True))
+            through = grads[0] - weights * safe_divide(total, weights.sum(-1, keepdim=True), least=0.0)
         return through / ctx.tau, None, None, None, None, None, None
 
 

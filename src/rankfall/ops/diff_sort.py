@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rankfall import register
-from rankfall._lists import check_choice, check_count, check_positive, check_scores, is_published
+from rankfall._checks import check_choice, check_rows, check_scale, check_scores, is_published
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import Positive
+    from rankfall.option_types import Scale
 
 # A layer: the partner of each wire (itself if it is idle), +1 where the wire carries the larger value and -1 where it
 # carries the smaller one, and the length that a list must exceed to need this layer.
@@ -32,7 +32,7 @@ RECORDED = 1 << 26
 def diff_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    steepness: Positive | Tensor | None = None,
+    steepness: Scale | Tensor | None = None,
     network: Literal["odd_even", "bitonic"] = "odd_even",
     swap: Literal["cauchy", "logistic", "reciprocal", "optimal"] = "cauchy",
     variant: Literal["sound", "published"] = "sound",
@@ -71,7 +71,7 @@ def diff_sort(
         for ranks beyond the length of a list, are 0.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         >>> diff_sort(torch.tensor([1.0, 3.0, 2.0]), steepness=1e6).round()
@@ -82,11 +82,11 @@ def diff_sort(
     check_choice("network", network, ("odd_even", "bitonic"))
     check_choice("swap", swap, tuple(_SWAPS))
     exchanges = not is_published(variant)
-    if steepness is not None:
-        check_positive("steepness", steepness)
     wide, mask = check_scores(scores, mask)
+    if steepness is not None:
+        check_scale("steepness", steepness, wide)
     n = wide.shape[-1]
-    rows = n if k is None else check_count("k", k)
+    rows = check_rows("k", k, n)
     if network == "odd_even" or n == 1:
         wires, build = n, _odd_even
     else:

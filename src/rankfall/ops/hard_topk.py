@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import check_count, check_scores, kth_largest
+from rankfall._checks import check_count, check_scores
+from rankfall._lists import kth_largest
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -33,7 +34,7 @@ def hard_topk(
         Tensor ``(..., n)`` of zeros and ones, in the dtype of `scores`.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         >>> hard_topk(torch.tensor([1.0, 3.0, 2.0, 3.0]), 2)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rankfall import registry
-from rankfall._lists import add_gumbel, check_choice, check_count, check_scores, safe_divide
+from rankfall._checks import at_least_float32, check_choice, check_count, check_flag, check_rows, check_scores
+from rankfall._lists import add_gumbel, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
 from rankfall.ops.dftopk import dftopk
@@ -78,8 +79,8 @@ class Operator:
             return self._of_function(self.function, scores, k, mask)
         if self.name in _SELECTIONS:
             return _SELECTIONS[self.name](scores, k, mask=mask, **self.options)
-        check_count("k", k)
         wide, mask = check_scores(scores, mask)
+        k = min(check_count("k", k), wide.shape[-1])  # no list has more rows
         noise = {key: self.options[key] for key in _NOISE if key in self.options}
         if noise.get("gumbel_samples"):
             wide = add_gumbel(wide, noise["gumbel_samples"], noise.get("beta", 1.0), noise.get("generator"))
@@ -109,7 +110,7 @@ class Operator:
                 p = torch.exp(_log_share(rows, k, "exact")[0])
                 return p if mask is None else p.masked_fill(~mask, 0.0)
             top = rows.probabilities(0, k).sum(-2)
-            return _fill_kept_lists(safe_divide(top, top.detach() + rows.sum_rest(k)), mask, k, 1.0)
+            return _fill_kept_lists(safe_divide(top, top.detach() + rows.sum_rest(k), least=0.0), mask, k, 1.0)
         options = {key: value for key, value in self.options.items() if key not in _NOISE}
         p = _SORTS[self.name](scores, k=k, mask=mask, **options).sum(-2)
         # The columns of DiffSort sum to 1. Those of a tree do not; computing all its rows would cost what the tree
@@ -135,16 +136,17 @@ class Operator:
             kind = _THRESHOLDS[self.name](options.pop("p", 2))
             return log_threshold_topk(kind, scores, k, options.pop("tau", 1.0), mask)
         if self.normalised and self._lazy and not self.options.get("gumbel_samples"):
-            check_count("k", k)
-            return _log_share(self._rows(scores, mask), k, self.gradient)
+            rows = self._rows(scores, mask)
+            return _log_share(rows, min(check_count("k", k), rows.shape[-1]), self.gradient)
         return _log_pair(self(scores, k, mask=mask))
 
     @property
     def _lazy(self) -> bool:
         """Whether rows are computed on demand, so that all of them can be summed."""
+        depth = self.options.get("depth")
         return self.name in _LAZY_ROWS or (
             self.name == "pirank_sort"
-            and self.options.get("depth") in (None, 1)
+            and (depth is None or (isinstance(depth, int) and depth == 1))
             and all(self.options.get(name) is None for name in _TREE)
         )
 
@@ -200,6 +202,9 @@ def topk(
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     functions: dict[str, Callable[..., Tensor]] = {**_SELECTIONS, **_SORTS}
+    check_flag("normalised", normalised)
+    if not isinstance(name, str) and not callable(name):
+        raise TypeError(f"name must be the name of an operator or a function, got {type(name).__name__}")
     name = _name_of(name, functions)
     if not isinstance(name, str):
         return _custom(name, normalised, gradient, options)
@@ -297,13 +302,13 @@ def log_rows(
         inner = inner.func
     name = next((name for name, function in _SORTS.items() if function is inner), None)
     if name in _LAZY_ROWS and not options.get("gumbel_samples"):
-        count = scores.shape[-1] if k is None else check_count("k", k)
-        rows: Tensor = _LAZY_ROWS[name](scores, mask=mask, **options).logarithms(0, count)
-        return rows
-    if name == "pirank_sort" and k is None:
-        k = scores.shape[-1]
-    rows = inner(scores, k=k, mask=mask, **options)
-    if rows.shape[:-2] != scores.shape[:-1]:
+        lazy = _LAZY_ROWS[name](scores, mask=mask, **options)
+        return lazy.logarithms(0, check_rows("k", k, lazy.shape[-1]))
+    if not callable(inner):
+        raise TypeError(f"sort must be a soft sort such as rankfall.ops.neural_sort, got {inner!r}")
+    wide = check_scores(scores, mask)[0]  # LOG_ZERO is infinite in half precision
+    rows = inner(at_least_float32(scores), k=wide.shape[-1] if k is None else k, mask=mask, **options)
+    if rows.shape[:-2] != wide.shape[:-1]:
         raise ValueError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
     tiny = torch.finfo(rows.dtype).tiny
     return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from rankfall.option_types import Positive
+    from rankfall.option_types import Scale
 
 
 @register.operator
@@ -19,7 +19,7 @@ def lapsum_topk(
     scores: Float[Tensor, "*batch n"],
     k: int,
     *,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     mask: Bool[Tensor, "*batch n"] | None = None,
 ) -> Float[Tensor, "*batch n"]:
     r"""Soft top-k by a Laplace distribution function whose values sum to k (LapSum).
@@ -42,7 +42,7 @@ def lapsum_topk(
         items, each of them gets 1.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         Equal scores share k equally:

@@ -9,33 +9,25 @@ import torch
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import (
-    add_gumbel,
-    any_order,
-    check_count,
-    check_positive,
-    check_scores,
-    operator,
-    safe_divide,
-    widen,
-)
+from rankfall._checks import check_rows, check_scale, check_scores, widen
+from rankfall._lists import add_gumbel, any_order, operator, safe_divide
 from rankfall.ops._rows import CHUNK, LOG_ZERO, SoftRows
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import NotNegativeCount, Positive
+    from rankfall.option_types import NotNegativeCount, Scale
 
 
 @register.operator
 def neural_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
     gumbel_samples: NotNegativeCount = 0,
-    beta: Positive = 1.0,
+    beta: Scale = 1.0,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch k n"]:
     r"""Soft permutation in closed form (NeuralSort; ARF, eq. 10; PIR, eq. 12).
@@ -63,7 +55,7 @@ def neural_sort(
         With `gumbel_samples` > 0, the soft permutations of the draws are in a new first dimension.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         >>> neural_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
@@ -77,12 +69,18 @@ def neural_sort(
         noisy = add_gumbel(noisy, gumbel_samples, beta, generator)
         mask = None if mask is None else mask.expand(noisy.shape)
     rows = neural_rows(noisy, tau, mask)
-    count = rows.shape[-1] if k is None else check_count("k", k)
-    return rows.probabilities(0, count).to(scores.dtype)
+    return rows.probabilities(0, check_rows("k", k, rows.shape[-1])).to(scores.dtype)
 
 
 def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> SoftRows:
-    """Return the rows of NeuralSort as lazily computed :class:`SoftRows`.
+    """Return the rows of NeuralSort as lazily computed :class:`SoftRows`."""
+    scores, mask = check_scores(scores, mask)
+    check_scale("tau", tau, scores)
+    return neural_rows_of(scores, tau, mask)
+
+
+def neural_rows_of(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> SoftRows:
+    """Return :func:`neural_rows` of scores that have been checked, 0 where masked.
 
     Let the items be in descending order, r_j the rank of item j and A_j the sum of all scores before it. Then the sum
     of absolute differences is 2 A_j + (n + 2 - 2 r_j) s_j minus the sum of all scores. The latter is the same for every
@@ -93,8 +91,6 @@ def neural_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None) -> Sof
     which does not contain n, so padding cannot change it. In late rows this is a small difference of large numbers.
     Therefore all O(n) work is done in float64, and each block of rows is computed relative to its middle row.
     """
-    check_positive("tau", tau)
-    scores, mask = check_scores(scores, mask)
     filled = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     top = filled.detach().amax(-1, keepdim=True)
     if mask is not None:
@@ -231,7 +227,7 @@ def _factored_sums(
             at_middle.nan_to_num_(0.0)  # a list without items
             rows = middles.unsqueeze(-1) + torch.arange(block) - block // 2
             real = rows < exists[some].sum(-1)[:, None, None]
-            share = safe_divide(real.to(dtype), at_middle @ within.mT)
+            share = safe_divide(real.to(dtype), at_middle @ within.mT, least=0.0)
             total[some] += at_middle.mul_(share @ within).sum(-2)
     return total
 

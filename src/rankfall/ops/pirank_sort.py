@@ -11,15 +11,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankfall import register
-from rankfall._lists import check_count, check_positive, check_scores, full_precision
-from rankfall.ops.neural_sort import neural_rows
+from rankfall._checks import check_count, check_rows, check_scale, check_scores, full_precision
+from rankfall.ops.neural_sort import neural_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import Count, Fraction, Positive
+    from rankfall.option_types import Count, Fraction, Scale
+
+
+DEPTH = 32
+"""Largest number of levels of a tree."""
+
+LEAVES = 1 << 20
+"""Largest number of leaves of a tree, unless lists are long."""
 
 
 @register.operator
@@ -27,7 +34,7 @@ def pirank_sort(
     scores: Float[Tensor, "*batch n"],
     *,
     k: int,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     depth: Count | None = None,
     branches: Sequence[Count] | None = None,
     kept: Sequence[Count] | None = None,
@@ -64,25 +71,24 @@ def pirank_sort(
         for ranks beyond the length of a list, are 0.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         >>> pirank_sort(torch.tensor([1.0, 4.0, 3.0, 2.0]), k=2, tau=0.01, depth=2).round()
         tensor([[0., 1., 0., 0.],
                 [0., 0., 1., 0.]])
     """
-    check_count("k", k)
-    check_positive("tau", tau)
     wide, mask = check_scores(scores, mask)
     n = wide.shape[-1]
+    check_rows("k", k, n)
+    check_scale("tau", tau, wide)
     depth = _check_depth(depth, branches)
     if depth == 1 and (branches is None or branches[0] >= n):
         _check_levels("kept", kept, 0)
         _check_levels("tau_shares", tau_shares, 0)
-        return neural_rows(scores, tau, mask).probabilities(0, k).to(scores.dtype)
+        return neural_rows_of(wide, tau, mask).probabilities(0, k).to(scores.dtype)
     sizes = [_root(n, depth)] * depth if branches is None else list(branches)
-    if math.prod(sizes) < n:
-        raise ValueError(f"branches must have a product of at least {n}, the length of the lists, got {sizes}")
+    _check_leaves(sizes, n, "depth" if branches is None else "branches")
     keeps = _check_kept(kept, sizes, k)
     shares = _check_tau_shares(tau_shares, depth)
     wide = wide / tau  # once for all levels: the values that a node keeps are means of scores
@@ -98,9 +104,18 @@ def pirank_sort(
     return rows.gather(-1, slot.unsqueeze(-2).expand(*rows.shape[:-1], n)).to(scores.dtype)
 
 
+def _check_leaves(sizes: Sequence[int], n: int, name: str) -> None:
+    leaves, most = math.prod(sizes), max(LEAVES, 16 * n)
+    if leaves < n:
+        raise ValueError(f"branches must have a product of at least {n}, the length of the lists, got {sizes}")
+    if leaves > most:
+        raise ValueError(f"{name} must give a tree of at most {most} leaves for lists of {n} items, got {sizes}")
+
+
 def _check_depth(depth: int | None, branches: Sequence[int] | None) -> int:
     if branches is None:
-        return 1 if depth is None else check_count("depth", depth)
+        return 1 if depth is None else check_count("depth", depth, most=DEPTH)
+    _check_list("branches", branches)
     if not branches:
         raise ValueError("branches must have at least one level, got none")
     for level, children in enumerate(branches):
@@ -111,8 +126,16 @@ def _check_depth(depth: int | None, branches: Sequence[int] | None) -> int:
 
 
 def _check_levels(name: str, values: Sequence[float] | None, count: int) -> None:
-    if values is not None and len(values) != count:
+    if values is None:
+        return
+    _check_list(name, values)
+    if len(values) != count:
         raise ValueError(f"{name} must have one value per level below the root, {count}, got {len(values)}")
+
+
+def _check_list(name: str, values: Sequence[float]) -> None:
+    if not isinstance(values, list | tuple) or len(values) > DEPTH:
+        raise ValueError(f"{name} must be a list of at most {DEPTH} numbers, got {type(values).__name__}")
 
 
 def _check_kept(kept: Sequence[int] | None, branches: Sequence[int], k: int) -> list[int]:
@@ -134,7 +157,7 @@ def _check_tau_shares(tau_shares: Sequence[float] | None, depth: int) -> list[fl
     _check_levels("tau_shares", tau_shares, depth - 1)
     shares = [1.0] * depth if tau_shares is None else [*tau_shares, 1.0]
     for level, share in enumerate(shares):
-        check_positive(f"tau_shares[{level}]", share)
+        check_scale(f"tau_shares[{level}]", share)
     if any(low > high for low, high in itertools.pairwise(shares)):
         raise ValueError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
     return shares
@@ -182,7 +205,7 @@ def _merge(
         nodes = nodes // children
         joined = values.reshape(*batch, nodes, children * kept)
         joined_real = real.reshape(*batch, nodes, children * kept)
-        q = neural_rows(joined, tau, joined_real).probabilities(0, keep)
+        q = neural_rows_of(joined.masked_fill(~joined_real, 0.0), tau, joined_real).probabilities(0, keep)
         values = torch.matmul(q, joined.unsqueeze(-1)).squeeze(-1)
         below = rows.reshape(*batch, nodes, children, kept, width)
         parts = torch.matmul(q.unflatten(-1, (children, kept)).transpose(-3, -2), below)  # one product per child

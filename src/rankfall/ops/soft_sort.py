@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankfall import register
-from rankfall._lists import check_count, check_positive, check_scores
+from rankfall._checks import check_rows, check_scale, check_scores
 from rankfall.ops._rows import SoftRows
 
 if TYPE_CHECKING:
@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
-    from rankfall.option_types import Positive
+    from rankfall.option_types import Scale
+
+
+LARGEST_ROOT = 1e12
+"""Largest absolute value of the scores in units of the square root of tau, with power 2."""
 
 
 @register.operator
 def soft_sort(
     scores: Float[Tensor, "*batch n"],
     *,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     power: Literal[1, 2] = 1,
     k: int | None = None,
     mask: Bool[Tensor, "*batch n"] | None = None,
@@ -48,7 +52,7 @@ def soft_sort(
         for ranks beyond the length of a list, are 0.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         >>> soft_sort(torch.tensor([1.0, 3.0, 2.0]), tau=0.01).round()
@@ -56,17 +60,18 @@ def soft_sort(
                 [0., 0., 1.],
                 [1., 0., 0.]])
     """
-    count = scores.shape[-1] if k is None else check_count("k", k)
-    return soft_sort_rows(scores, tau, mask, power).probabilities(0, count).to(scores.dtype)
+    rows = soft_sort_rows(scores, tau, mask, power)
+    return rows.probabilities(0, check_rows("k", k, scores.shape[-1])).to(scores.dtype)
 
 
 def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, power: int = 1) -> SoftRows:
     """Return the rows of SoftSort as lazily computed :class:`SoftRows`."""
-    check_positive("tau", tau)
-    if isinstance(power, bool) or power not in (1, 2):
+    if isinstance(power, bool | Tensor) or power not in (1, 2):
         raise ValueError(f"power must be 1 or 2, got {power}")
     scores, mask = check_scores(scores, mask)
-    scores = scores / (tau if power == 1 else tau**0.5)
+    check_scale("tau", tau, scores)
+    # Squares of differences must stay far above LOG_ZERO.
+    scores = scores / tau if power == 1 else (scores / tau**0.5).clamp(-LARGEST_ROOT, LARGEST_ROOT)
     filled = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     order = filled.detach().argsort(-1, descending=True)
     ranked = scores.gather(-1, order)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rankfall import register
-from rankfall._lists import check_scores, is_published
+from rankfall._checks import check_scores, is_published
 from rankfall.ops._threshold import threshold_topk
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from rankfall.option_types import Positive
+    from rankfall.option_types import Scale
 
 
 @register.operator
@@ -22,7 +22,7 @@ def sparse_topk(
     scores: Float[Tensor, "*batch n"],
     k: int,
     *,
-    tau: Positive | Tensor = 1.0,
+    tau: Scale | Tensor = 1.0,
     p: float = 2,
     variant: Literal["sound", "published"] = "sound",
     mask: Bool[Tensor, "*batch n"] | None = None,
@@ -52,7 +52,7 @@ def sparse_topk(
         items, each of them gets 1.
 
     Raises:
-        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or +inf.
+        ValueError: If an argument is out of range, a shape does not fit, or a score is NaN or beyond 1e10.
 
     Examples:
         The threshold is 1.25, so the values are 0.75 + 0.25 + 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankfall._files import new_content
+from rankfall._files import write_file
 from rankfall.reporting.charts import Axes, Series, grid, lines
 from rankfall.reporting.documents import document, text_at
 from rankfall.reporting.page import flow
@@ -73,8 +73,7 @@ def save(plots: Mapping[str, Plot], out: Path, *, formats: Sequence[str] = (PNG,
         for ending in formats:
             file = out / f"{name}{ending}"
             content = svg.encode() if ending == SVG else convert.svg_to_png(svg, ppi=144)
-            with new_content(file) as temporary:
-                temporary.write_bytes(content)
+            write_file(file, content)
             files.append(file)
     return files
 

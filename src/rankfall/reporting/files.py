@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankfall._disk import make_directory
 from rankfall._files import write_file
 from rankfall._trust import stored_code
 from rankfall.reporting.chart import figures_in
@@ -127,7 +128,7 @@ def _text(path: Path) -> str:
 
 def _write_page(content: str, out: Path) -> None:
     _check_replaceable(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(out.parent)
     write_file(out, content)
 
 

@@ -12,9 +12,12 @@ a ranker can learn; its metrics are those of the oracle.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from rankfall._files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,4 +74,6 @@ def write_letor(data: GeneratedLists, path: Path) -> None:
     """Write the lists in LETOR format, so that they are prepared like any other data."""
     qids = np.repeat(np.arange(len(data.offsets) - 1), np.diff(data.offsets))
     pattern = "%d qid:%d " + " ".join(f"{i + 1}:%.9g" for i in range(FEATURES))
-    np.savetxt(path, np.column_stack([data.labels, qids, data.features]), pattern)
+    text = StringIO()
+    np.savetxt(text, np.column_stack([data.labels, qids, data.features]), pattern)
+    write_file(path, text.getvalue())

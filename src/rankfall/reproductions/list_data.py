@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankfall._disk import make_directory
 from rankfall._suggestions import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.impressions.log import is_log
@@ -212,7 +213,7 @@ def _generate(recipe: Recipe, cache: Path, lists: int, seed: int) -> tuple[Ranki
     recipe = replace(recipe, min_list=1, max_list=None)
     data = _cached(files, cache / name, recipe)
     if data is None:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_directory(cache)
         for role, file in files.items():
             write_letor(split[role], file)
         data = _prepared(files, cache / name, recipe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -11,12 +10,21 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from rankfall._json_reader import parse_json
 from rankfall.encoding import BadValueError
-from rankfall.serving.bundle_files import EXAMPLES, ITEMS, map_lookup, map_table, read_manifest, verify
+from rankfall.serving.bundle_files import (
+    EXAMPLES,
+    ITEMS,
+    errors_name,
+    read_files,
+    read_lookup,
+    read_manifest,
+    read_table,
+)
 from rankfall.serving.bundle_items import Items
-from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, padded
+from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, distinct, padded, parts_of
 from rankfall.serving.onnx_stages import NotFiniteError, at_places, by_row, load_stage
-from rankfall.serving.rankings import Answers, Ranking, StageTrace
+from rankfall.serving.rankings import Answers, Ranking, StageTrace, is_same
 from rankfall.serving.request_encoder import RequestEncoder, RequestError
 from rankfall.serving.request_schema import request_schema
 from rankfall.serving.value_checks import shown
@@ -25,14 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall.encoding.lookup import Lookup
+    from rankfall.serving.memory_files import MemoryFile
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
     from rankfall.serving.rankings import Id
     from rankfall.serving.request_encoder import Request
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
-_MAX_PADDED = 2**20  # candidates of all requests that are ranked at once, padding included
 _NO_ROWS = np.empty(0, np.int64)
-TOLERANCE = 1e-4  # of scores, relative to max(1, score)
 
 
 class Bundle:
@@ -51,6 +58,7 @@ class Bundle:
         path: Path,
         manifest: dict[str, Any],
         items: Items,
+        vocabularies: Mapping[str, Lookup],
         stages: Sequence[Stage],
         examples: Sequence[Mapping[str, Any]] = (),
     ) -> None:
@@ -59,31 +67,34 @@ class Bundle:
         self.items = items
         self.stages = list(stages)
         self._examples = [dict(example) for example in examples]
-        self._requests = RequestEncoder(manifest["request"], _vocabularies(path, manifest), items)
+        self._requests = RequestEncoder(manifest["request"], dict(vocabularies), items)
 
     @classmethod
-    def load(cls, path: str | Path, *, threads: int = 1) -> Bundle:
-        """Load a bundle after comparing all its files with their checksums.
+    def load(cls, path: str | Path, *, threads: int = 1, shared: Path | None = None) -> Bundle:
+        """Read all files of a bundle into memory and compare them with their checksums.
+
+        What happens to the files afterwards has no effect.
 
         Args:
             path: Directory of the bundle.
             threads: The number of threads that one call may use.
+            shared: A directory that only the caller's processes may write, for copies of the files. Processes that
+                name the same one share the memory of tables and indexes.
 
         Raises:
             ValueError: A file is missing or has changed, or this release cannot read the bundle.
+            OSError: A file cannot be read, or copied to `shared`.
         """
         if not isinstance(threads, int) or threads < 1:
             raise ValueError(f"threads: found {shown(threads)}, expected a whole number of at least 1")
         path = Path(path)
         manifest = read_manifest(path)
-        try:
-            verify(path, manifest)
-            examples = json.loads((path / EXAMPLES).read_text(encoding="utf-8"))
-            items, folder = Items(path / ITEMS), path / "stages"
-            stages = [load_stage(about, folder / about["name"], items, threads) for about in manifest["stages"]]
-            return cls(path, manifest, items, stages, examples)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"path: {path} is damaged, or was not written by 'rankfall export' ({error!r})") from None
+        with errors_name(path):
+            files = read_files(path, manifest, shared)
+            examples = parse_json(bytes(files[EXAMPLES].content))
+            items = Items(files[ITEMS])
+            stages = [load_stage(about, files, items, threads) for about in manifest["stages"]]
+            return cls(path, manifest, items, _vocabularies(files, manifest), stages, examples)
 
     def __repr__(self) -> str:
         """Return one line with the number of items and the stages."""
@@ -197,9 +208,20 @@ class Bundle:
             ValueError: An answer differs.
         """
         examples = self.examples()
-        for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
-            if not _is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
-                raise ValueError(f"path: {self.path} answers its example {place} differently than at export")
+        with errors_name(self.path / EXAMPLES):
+            for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
+                if not is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
+                    raise ValueError(f"path: {self.path} answers its example {place} differently than at export")
+            if examples:
+                self._check_items(examples[0]["request"])
+
+    def _check_items(self, request: Request) -> None:
+        """Score the items with the smallest and the largest ids of features, which must be in the embedding tables."""
+        rows = self.items.extremes()[None]
+        if rows.size:
+            encoded = self.encode([request])
+            for stage in self.stages:
+                stage.score(encoded, rows)
 
     # --- in two steps, to compute the requests of several callers at once -----------------------------------------
 
@@ -242,7 +264,7 @@ class Bundle:
     def _run_parts(self, encoded: EncodedRequests, explain: bool) -> Answers:
         if not len(encoded):
             return Answers([], dict.fromkeys(self.names, 0.0))
-        parts = _parts(encoded.candidates)
+        parts = parts_of(encoded.candidates)
         if len(parts) == 1:
             return self._run(encoded, explain)
         rankings: list[Any] = [None] * len(encoded)
@@ -272,7 +294,7 @@ class Bundle:
             None if ids is None else self._rows(ids, f"{name(place)}.candidates", place)
             for place, ids in enumerate(candidates)
         ]
-        allowed = [None if rows is None else _distinct(rows, excluded[place]) for place, rows in enumerate(given)]
+        allowed = [None if rows is None else distinct(rows, excluded[place]) for place, rows in enumerate(given)]
         unknown = [_unknown(ids, rows) for ids, rows in zip(candidates, given, strict=True)]
         counts = [self._count(one, f"{name(place)}.k", place) for place, one in enumerate(k)]
         notes = self._requests.notes(requests, arrays)
@@ -288,7 +310,7 @@ class Bundle:
         lists = [_needed(rows, f"{name(place)}.candidates", place) for place, rows in enumerate(encoded.given)]
         scores: list[dict[str, list[float]]] = [{} for _ in lists]
         try:
-            for places in _parts(lists):
+            for places in parts_of(lists):
                 with at_places(places):
                     found = self._score_part(encoded.take(places), [lists[place] for place in places])
                 for place, of_request in zip(places, found, strict=True):
@@ -393,19 +415,6 @@ def _best_first(rows: Rows, scores: Scores, count: int | None = None) -> tuple[R
     return by_row(rows, order), by_row(scores, order)
 
 
-def _is_same(ranking: Ranking, ids: Sequence[Id], scores: Sequence[float]) -> bool:
-    """Return whether a ranking has the expected scores, and the expected items except for ties."""
-    if len(ranking.ids) != len(ids):
-        return False
-    of_item = dict(zip(ids, scores, strict=True))
-    own = [of_item.get(one, scores[-1]) for one in ranking.ids]
-    found = np.array(ranking.scores)
-    return all(
-        np.all(np.abs(found - expected) <= TOLERANCE * np.maximum(1, np.abs(expected)))
-        for expected in (np.array(scores), np.array(own))
-    )
-
-
 def _only_request(place: int) -> str:
     return "request"
 
@@ -425,24 +434,9 @@ def _too_large(place: int, name: Callable[[int], str]) -> RequestError:
     )
 
 
-def _vocabularies(path: Path, manifest: Mapping[str, Any]) -> dict[str, Lookup]:
-    files = {table: path / "vocabularies" / f"{table}.arrow" for table in manifest["vocabularies"]}
-    return {table: map_lookup(map_table(file), "value") for table, file in files.items()}
-
-
-def _parts(lists: Sequence[Rows | None]) -> list[list[int]]:
-    """Return the indices of requests to compute together: those without a list, and lists of similar length."""
-    parts = [without] if (without := [place for place, rows in enumerate(lists) if rows is None]) else []
-    lengths = {place: len(rows) for place, rows in enumerate(lists) if rows is not None}
-    if len(lengths) * max(lengths.values(), default=0) <= _MAX_PADDED:
-        return [*parts, list(lengths)] if lengths else parts
-    part: list[int] = []
-    for place in sorted(lengths, key=lambda place: lengths[place]):
-        if part and (len(part) + 1) * lengths[place] > _MAX_PADDED:
-            parts.append(part)
-            part = []
-        part.append(place)
-    return [*parts, part]
+def _vocabularies(files: Mapping[str, MemoryFile], manifest: Mapping[str, Any]) -> dict[str, Lookup]:
+    tables = {table: files[f"vocabularies/{table}.arrow"] for table in manifest["vocabularies"]}
+    return {table: read_lookup(read_table(file), "value") for table, file in tables.items()}
 
 
 def _one_each(what: str, given: Any, count: int) -> Sequence[Any]:
@@ -450,15 +444,6 @@ def _one_each(what: str, given: Any, count: int) -> Sequence[Any]:
         found = f"{len(given)} of them" if isinstance(given, list | tuple) else shown(given)
         raise ValueError(f"{what}: found {found}, expected a list with one entry for each of {count} requests")
     return given
-
-
-def _distinct(rows: Rows, excluded: Rows) -> Rows:
-    """Return every known row once, in the order of first occurrence, without excluded ones."""
-    rows = rows[rows != NO_ITEM]
-    _, first = np.unique(rows, return_index=True)
-    rows = rows[np.sort(first)]
-    left: Rows = rows[~np.isin(rows, excluded)]
-    return left
 
 
 def _unknown(ids: Sequence[Id] | None, rows: Rows | None) -> list[Id]:

@@ -11,34 +11,39 @@
     BUNDLE/stages/NAME/scorer.onnx         any other stage: scores of pairs of a request and a candidate
     BUNDLE/examples.json                   sample requests and their answers
 
-No file is ever executed or unpickled. Tables are Arrow IPC without compression and are mapped into memory.
+No file is ever executed or unpickled. Tables are Arrow IPC without compression, which are used as they
+are in memory.
 """
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rankfall import _manifest
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST, has_format
+from rankfall._disk import make_directory, open_new
+from rankfall._json_reader import parse_json
+from rankfall._manifest import MANIFEST, check_names, has_format
+from rankfall._seal import SEAL, check_seal
 from rankfall.encoding.lookup import Lookup
+from rankfall.serving.memory_files import REMEDY, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
+
+    from rankfall.serving.memory_files import MemoryFile
 
 FORMAT = "rankfall bundle"
 VERSION = 1
 ITEMS, EXAMPLES = "items.arrow", "examples.json"
 DISPLAY = "display."  # prefix of columns of items that are shown to people and that no model reads
-SEAL = "sha256"  # key of the manifest's own checksum, which leaves this key out
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
+DATA = ".data"  # suffix of the file beside a graph that has its weights, if they are too large for the graph
 
 
 def is_bundle(path: Path) -> bool:
@@ -50,7 +55,7 @@ def why_no_bundle(path: Path) -> str | None:
     """Return what is wrong with the manifest of a directory, None for a bundle of any version."""
     file = path / MANIFEST
     try:
-        json.loads(file.read_text(encoding="utf-8"))
+        parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         return f"{file} cannot be read: {error.strerror or error}"
     except ValueError:
@@ -63,15 +68,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     kind = "a bundle (see 'rankfall export --help')"
     keys = ("files", "stages", "vocabularies", "request", "items", SEAL)
     manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="export it again", keys=keys)
-    if manifest[SEAL] != seal(manifest):
-        raise ValueError(f"path: {path / MANIFEST} has changed since it was written")
+    check_seal(path / MANIFEST, manifest, remedy=REMEDY)
     return manifest
-
-
-def seal(manifest: Mapping[str, Any]) -> str:
-    """Return the checksum of the content of a manifest."""
-    content = {key: value for key, value in manifest.items() if key != SEAL}
-    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def needed_files(manifest: Mapping[str, Any]) -> list[str]:
@@ -83,50 +81,53 @@ def needed_files(manifest: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def verify(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Read every file of a bundle and compare it with its checksum; raise ValueError if one differs."""
-    for name in [*manifest["vocabularies"], *(stage["name"] for stage in manifest["stages"])]:
-        if name in ("", ".", "..") or set(name) & set("/\\\0"):  # a path to a file without a checksum
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it names a table or a stage {name!r}")
+def read_files(path: Path, manifest: Mapping[str, Any], shared: Path | None = None) -> dict[str, MemoryFile]:
+    """Read every file of a bundle into memory, compare it with its checksum, and return the files by name.
+
+    Args:
+        path: Directory of the bundle.
+        manifest: Its manifest.
+        shared: Directory through which several processes share the memory.
+
+    Raises:
+        ValueError: If a file is missing or differs.
+    """
+    names = [*manifest["vocabularies"], *(stage["name"] for stage in manifest["stages"])]
+    check_names(path, "a table or a stage", names)
     for name in needed_files(manifest):
         if name not in manifest["files"]:
             raise ValueError(f"path: {path / MANIFEST} is damaged, it has no checksum of {name}")
-    for name, about in manifest["files"].items():
+    for name in manifest["files"]:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts:
             raise ValueError(f"path: {path / MANIFEST} is damaged, it names the file {name!r}")
-        file = path / name
-        if not file.is_file():
-            raise ValueError(f"path: {file} is missing")
-        if file.stat().st_size != about["bytes"]:
-            size = file.stat().st_size
-            why = "was cut off" if size < about["bytes"] else "has changed since it was written"
-            raise ValueError(f"path: {file} has {size:,} bytes, its manifest says {about['bytes']:,}; it {why}")
-        if checksum(file) != about["sha256"]:
-            raise ValueError(f"path: {file} has changed since it was written")
+    return {name: read_file(path / name, about, shared=shared) for name, about in manifest["files"].items()}
 
 
-def about_files(path: Path) -> dict[str, dict[str, Any]]:
-    """Return size and checksum of every file in a directory."""
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {
-        file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum(file)} for file in files
-    }
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Context of code that reads a bundle: its errors name the file, or this path."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
+        if str(error).startswith("path: "):
+            raise
+        raise ValueError(f"path: {path} is damaged, or was not written by 'rankfall export' ({error!r})") from None
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table as one block, so that it can be mapped into memory without copies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+    """Write a table as one block, so that it can be read without copies."""
+    make_directory(path.parent)
+    with open_new(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
 
-def map_table(path: Path) -> pa.Table:
-    """Map a table into memory."""
+def read_table(file: MemoryFile) -> pa.Table:
+    """Return the table of a file, without a copy."""
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (pa.ArrowInvalid, FileNotFoundError) as error:
-        raise ValueError(f"path: {path} is missing, damaged or cut off ({error})") from None
+        return pa.ipc.open_file(pa.py_buffer(file.content)).read_all()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"path: {file.path} is damaged or cut off ({error})") from None
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:
@@ -144,7 +145,7 @@ def numbers(array: pa.Array) -> NDArray[Any]:
     return single
 
 
-def map_lookup(table: pa.Table, name: str) -> Lookup:
+def read_lookup(table: pa.Table, name: str) -> Lookup:
     """Return the index of a column that is stored with its sorted hashes."""
     hashes, places = (numbers(one_array(table, key)) for key in ("hash", "place"))
     return Lookup(one_array(table, name), hashes, places)

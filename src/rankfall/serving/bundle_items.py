@@ -8,29 +8,30 @@ import numpy as np
 
 from rankfall.encoding import BadValueError
 from rankfall.encoding.lookup import NOWHERE
-from rankfall.serving.bundle_files import DISPLAY, map_lookup, map_table, numbers, one_array
+from rankfall.serving.bundle_files import DISPLAY, numbers, one_array, read_lookup, read_table
 from rankfall.serving.value_checks import values_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from rankfall.serving.memory_files import MemoryFile
 
     Rows = NDArray[np.int64]
     Id = int | str
 
 
 class Items:
-    """A table of items that is mapped into memory.
+    """The table of items.
 
     Args:
-        path: The file ``items.arrow`` of a bundle.
+        file: The file ``items.arrow`` of a bundle.
     """
 
-    def __init__(self, path: Path) -> None:
-        table = map_table(path)
-        self.lookup = map_lookup(table, "id")
+    def __init__(self, file: MemoryFile) -> None:
+        table = read_table(file)
+        self.lookup = read_lookup(table, "id")
         self._features = {
             name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")
         }
@@ -48,6 +49,11 @@ class Items:
     def gather(self, name: str, rows: Rows) -> NDArray[Any]:
         """Return a feature of the items in these rows."""
         return self._features[name].take(rows, axis=0)
+
+    def extremes(self) -> Rows:
+        """Return the rows of the items that have the smallest or the largest id of a feature."""
+        ids = [of for of in self._features.values() if len(of) and np.issubdtype(of.dtype, np.integer)]
+        return np.unique(np.array([row for of in ids for row in (of.argmin(), of.argmax())], np.int64))
 
     @property
     def features(self) -> list[str]:

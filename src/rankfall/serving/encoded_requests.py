@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]  # positions of items in the table of a bundle
 
 NO_ITEM = -1  # in rows
+_MOST_PADDED = 2**20  # candidates of all requests that are ranked at once, padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +109,27 @@ def _concatenate(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
         joined[start : start + len(part), : part.shape[1]] = part
         start += len(part)
     return joined
+
+
+def parts_of(lists: Sequence[Rows | None]) -> list[list[int]]:
+    """Return the indices of requests to compute together: those without a list, and lists of similar length."""
+    parts = [without] if (without := [place for place, rows in enumerate(lists) if rows is None]) else []
+    lengths = {place: len(rows) for place, rows in enumerate(lists) if rows is not None}
+    if len(lengths) * max(lengths.values(), default=0) <= _MOST_PADDED:
+        return [*parts, list(lengths)] if lengths else parts
+    part: list[int] = []
+    for place in sorted(lengths, key=lambda place: lengths[place]):
+        if part and (len(part) + 1) * lengths[place] > _MOST_PADDED:
+            parts.append(part)
+            part = []
+        part.append(place)
+    return [*parts, part]
+
+
+def distinct(rows: Rows, excluded: Rows) -> Rows:
+    """Return every known row once, in the order of first occurrence, without excluded ones."""
+    rows = rows[rows != NO_ITEM]
+    _, first = np.unique(rows, return_index=True)
+    rows = rows[np.sort(first)]
+    left: Rows = rows[~np.isin(rows, excluded)]
+    return left

@@ -13,17 +13,17 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
-from rankfall.serving.bundle_files import INDEX, SCORER_GRAPH, USER_GRAPH
+from rankfall.serving.bundle_files import DATA, INDEX, SCORER_GRAPH, USER_GRAPH
 from rankfall.serving.encoded_requests import NO_ITEM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from rankfall.serving.bundle_items import Items
     from rankfall.serving.encoded_requests import EncodedRequests
+    from rankfall.serving.memory_files import MemoryFile
 
     Rows = NDArray[np.int64]
     Scores = NDArray[np.float32]
@@ -79,34 +79,94 @@ def ascending(rows: Rows) -> Rows:
     return np.sort(rows.view(np.uint64), axis=1).view(np.int64)
 
 
-def load_stage(about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> Stage:
-    """Load a stage from its entry in the manifest."""
+def load_stage(about: Mapping[str, Any], files: Mapping[str, MemoryFile], items: Items, threads: int) -> Stage:
+    """Load a stage from its entry in the manifest and the files of the bundle."""
     if about["kind"] == "index":
-        return TwoTowerStage(about, directory, items, threads)
-    return ScorerStage(about, directory, items, threads)
+        return TwoTowerStage(about, files, items, threads)
+    return ScorerStage(about, files, items, threads)
+
+
+def _file(about: Mapping[str, Any], files: Mapping[str, MemoryFile], name: str) -> MemoryFile:
+    return files[f"stages/{about['name']}/{name}"]
+
+
+class _StageGraph:
+    """The graph of a stage, whose inputs and output are compared with what the stage needs.
+
+    Args:
+        about: Entry of the stage in the manifest.
+        files: Files of the bundle.
+        name: Name of the graph.
+        threads: The number of threads that one call may use.
+        features: Names of the inputs of items that the stage has, such as ``item.author``.
+
+    Raises:
+        ValueError: The graph has other inputs of items.
+    """
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        files: Mapping[str, MemoryFile],
+        name: str,
+        threads: int,
+        features: Sequence[str],
+    ) -> None:
+        self._stage: str = about["name"]
+        file = _file(about, files, name)
+        self._path = file.path
+        self._graph = Graph(file, threads, data=files.get(f"stages/{self._stage}/{name}{DATA}"))
+        self.inputs = self._graph.inputs
+        unknown = [name for name in self.inputs if name.startswith("item.") and name not in features]
+        if unknown:
+            raise self._misplaced(f"it needs {', '.join(unknown)}, which the stage does not have")
+
+    def __call__(self, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Return the output; raise ValueError if it has another shape."""
+        found = self._graph(arrays)
+        if found.shape != shape:
+            raise self._misplaced(f"it returns an array of shape {found.shape}, expected {shape}")
+        return found
+
+    def _misplaced(self, why: str) -> ValueError:
+        return ValueError(f"path: {self._path} is not the graph of stage {self._stage}: {why}")
 
 
 class Graph:
-    """An ONNX graph with one output, which several threads may run at once."""
+    """An ONNX graph with one output, which several threads may run at once.
 
-    def __init__(self, path: Path, threads: int) -> None:
+    Args:
+        file: The graph.
+        threads: The number of threads that one call may use.
+        data: The file of its weights, if they are not in the graph.
+    """
+
+    def __init__(self, file: MemoryFile, threads: int, *, data: MemoryFile | None = None) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
+        if data is not None:
+            options.add_external_initializers_from_files_in_memory(
+                [data.path.name], [data.content], [len(data.content)]
+            )
         options.inter_op_num_threads = 1
         options.add_session_config_entry(
             "session.intra_op.allow_spinning", "0"
         )  # leaves the cores to others between calls
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # its errors are raised
         try:
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(bytes(file.content), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise ValueError(
-                f"path: {path} is not a graph that onnxruntime {ort.__version__} can read ({error})"
+                f"path: {file.path} is not a graph that onnxruntime {ort.__version__} can read ({error})"
             ) from None
+        self._path = file.path
         self.inputs = [one.name for one in self._session.get_inputs()]
 
     def __call__(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        (found,) = self._session.run(None, {name: arrays[name] for name in self.inputs})
+        try:
+            (found,) = self._session.run(None, {name: arrays[name] for name in self.inputs})
+        except Exception as error:  # onnxruntime's exceptions have no common base class
+            raise ValueError(f"path: {self._path} cannot be computed, it does not fit the bundle ({error})") from error
         output: NDArray[np.float32] = found
         return output
 
@@ -117,13 +177,15 @@ class Graph:
 class TwoTowerStage:
     """A graph for the vectors of requests and an index of the vectors of items; scores are their dot products."""
 
-    def __init__(self, about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> None:
+    def __init__(self, about: Mapping[str, Any], files: Mapping[str, MemoryFile], items: Items, threads: int) -> None:
         self.name: str = about["name"]
         self.quota: int = about["quota"]
-        self._tower = Graph(directory / USER_GRAPH, threads)
-        self._index = Index(directory / INDEX, about["index"], threads)
+        self._tower = _StageGraph(about, files, USER_GRAPH, threads, ())
+        self._size: int = about["index"]["size"]
+        index = _file(about, files, INDEX)
+        self._index = Index(index, about["index"], threads)
         if len(self._index) != len(items):
-            raise ValueError(f"path: {directory / INDEX} has {len(self._index):,} items, expected {len(items):,}")
+            raise ValueError(f"path: {index.path} has {len(self._index):,} items, expected {len(items):,}")
 
     def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
         """Search the index; scores are computed again, as its distances are rounded differently."""
@@ -137,11 +199,14 @@ class TwoTowerStage:
 
     def _vectors(self, requests: EncodedRequests) -> NDArray[np.float32]:
         if len(requests) <= _REQUESTS_AT_ONCE:
-            vectors = self._tower(requests.arrays)
+            vectors = self._tower(requests.arrays, (len(requests), self._size))
         else:
             starts = range(0, len(requests), _REQUESTS_AT_ONCE)
             parts = [requests.inputs(start, start + _REQUESTS_AT_ONCE) for start in starts]
-            vectors = np.concatenate([self._tower(part) for part in parts])
+            counts = [min(_REQUESTS_AT_ONCE, len(requests) - start) for start in starts]
+            vectors = np.concatenate(
+                [self._tower(part, (count, self._size)) for part, count in zip(parts, counts, strict=True)]
+            )
         if not np.abs(vectors).max() < _LARGE:  # also true for NaN
             with np.errstate(over="ignore"):
                 lengths = (vectors * vectors).sum(axis=1)
@@ -166,12 +231,16 @@ class Index:
     with the largest dot products (Bachrach et al. 2014).
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], threads: int) -> None:
+    def __init__(self, file: MemoryFile, about: Mapping[str, Any], threads: int) -> None:
+        self._memory = np.frombuffer(file.content, np.uint8)  # the index refers to it, but does not keep it
         try:
-            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+            reader = faiss.ZeroCopyIOReader(  # type: ignore[attr-defined]  # missing in faiss's types
+                faiss.swig_ptr(self._memory), len(self._memory)
+            )
+            self._index = faiss.read_index(reader)
         except RuntimeError as error:
             raise ValueError(
-                f"path: {path} is not an index that faiss {faiss.__version__} can read ({error})"
+                f"path: {file.path} is not an index that faiss {faiss.__version__} can read ({error})"
             ) from None
         self._size: int = about["size"]
         self._lists: int = about.get("lists", 1)
@@ -262,12 +331,12 @@ def probing(count: int, selector: Any = None) -> Any:
 class ScorerStage:
     """A graph that scores pairs of a request and a candidate."""
 
-    def __init__(self, about: Mapping[str, Any], directory: Path, items: Items, threads: int) -> None:
+    def __init__(self, about: Mapping[str, Any], files: Mapping[str, MemoryFile], items: Items, threads: int) -> None:
         self.name: str = about["name"]
         self.quota: int = about["quota"]
         self._width: int = about["width"]  # elements of the largest layer per candidate,
         self._event_width: int = about["event_width"]  # and per event of a candidate
-        self._graph = Graph(directory / SCORER_GRAPH, threads)
+        self._graph = _StageGraph(about, files, SCORER_GRAPH, threads, items.features)
         self._items = items
         self._of_items = [name for name in self._graph.inputs if name.startswith("item.")]
         self._of_requests = [name for name in self._graph.inputs if not name.startswith("item.")]
@@ -292,7 +361,8 @@ class ScorerStage:
             inputs = {name: array[some] for name, array in of_requests.items()}
             for first in range(0, rows.shape[1], width):
                 place = some, slice(first, first + width)
-                scores[place] = self._graph(inputs | {name: array[place] for name, array in of_items.items()})
+                of_block = {name: array[place] for name, array in of_items.items()}
+                scores[place] = self._graph(inputs | of_block, scores[place].shape)
 
     def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
         """Score all items and return the best."""

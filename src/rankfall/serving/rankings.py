@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Id = int | str
+TOLERANCE = 1e-4  # of scores, relative to max(1, score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +47,16 @@ class Answers:
 
     rankings: list[Ranking]
     milliseconds: dict[str, float]
+
+
+def is_same(ranking: Ranking, ids: Sequence[Id], scores: Sequence[float]) -> bool:
+    """Return whether a ranking has the expected scores, and the expected items except for ties."""
+    if len(ranking.ids) != len(ids):
+        return False
+    of_item = dict(zip(ids, scores, strict=True))
+    own = [of_item.get(one, scores[-1]) for one in ranking.ids]
+    found = np.array(ranking.scores)
+    return all(
+        np.all(np.abs(found - expected) <= TOLERANCE * np.maximum(1, np.abs(expected)))
+        for expected in (np.array(scores), np.array(own))
+    )

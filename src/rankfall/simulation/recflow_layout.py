@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankfall._disk import make_directory, open_new
 from rankfall._files import write_file
 from rankfall._manifest import has_format
 from rankfall.data.sources.recflow_spec import FLAGS, POSITION, RANK
@@ -65,7 +66,7 @@ class RecFlowWriter:
         self._requests = self._rows = 0
         self._stages = dict.fromkeys(STAGES, 0)
         for name in ("all_stage", "seq_effective_50_dict", "request_id_dict", "others"):
-            (directory / name).mkdir()
+            make_directory(directory / name)
 
     def write(self, portion: ServedPortion, rows: pl.DataFrame, items: Items) -> None:
         """Append requests to their day; all requests of a day are written together."""
@@ -87,7 +88,7 @@ class RecFlowWriter:
         """Close the last day, write ``simulated.json`` and return its content."""
         self.close()
         counts = pickle.dumps(dict(self._id_counts), _PROTOCOL)
-        (self._directory / "others" / "id_cnt.pkl").write_bytes(counts)
+        write_file(self._directory / "others" / "id_cnt.pkl", counts)
         manifest = {
             "format": FORMAT,
             "about": {"command": "simulate", **about},
@@ -110,7 +111,7 @@ class _Day:
     """The files of a day."""
 
     def __init__(self, directory: Path, day: str, schema: pa.Schema) -> None:
-        self._file = pa.OSFile(str(directory / "all_stage" / f"{day}.feather"), "wb")
+        self._file = open_new(directory / "all_stage" / f"{day}.feather")
         self.rows = pa.ipc.new_file(self._file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
         self.sequences = _PickledDict(directory / "seq_effective_50_dict" / f"{day}.pkl")
         self.stages = _PickledDict(directory / "request_id_dict" / f"{day}.pkl")
@@ -127,7 +128,7 @@ class _PickledDict:
     _REMEMBER = pickle.BINPUT + b"\0"
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = open_new(path)
         self._file.write(self._HEAD)
 
     def write(self, part: dict[int, Any]) -> None:

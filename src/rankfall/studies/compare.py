@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from rankfall._disk import delete, make_directory
 from rankfall._engine import LOCAL
 from rankfall._files import locked, write_file
 from rankfall.studies.baselines import method_of
@@ -37,10 +38,12 @@ from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_bett
 from rankfall.studies.evaluate import evaluation_files, write_evaluation
 from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure, SplitEvaluation
 from rankfall.studies.workers import Failure, run_tasks
+from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_metric_names import with_value
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.per_list_table import CHANCE
-from rankfall.training.run_directory import RESULT, read_json
+from rankfall.training.run_directory import CHECKPOINTS, RESULT, read_json
+from rankfall.training.run_manifest import verify_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,7 +104,7 @@ def compare_methods(
         The result. Failed runs are in `failed`, once for each of their methods; these methods are in no test.
     """
     plan = make_plan(config, out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     with locked(out / ".lock", busy=f"out: another comparison is working in {out}"):
         steps = _Steps(jobs or (config.jobs if engine is LOCAL else None), engine, on_step, on_notice)
         on_plan(_count_steps(plan))
@@ -176,10 +179,10 @@ def is_done(step: Step) -> bool:
 
 def validation(run: Run) -> float | None:
     """Return the best validation metric of a run, or None if it is not trained."""
-    try:
-        content = read_json(run.directory / RESULT)
-    except FileNotFoundError:
+    if not (run.directory / RESULT).is_file():
         return None
+    verify_run(run.directory, RESULT)
+    content = read_json(run.directory / RESULT)
     value: float = content["best_metric"]
     return value
 
@@ -192,11 +195,13 @@ def perform(step: Step) -> list[str]:
     try:
         if validation(step.run) is None:
             _train(step.run, notices.append)
+        else:  # left over if the process was killed at the very end of the training run
+            Checkpoints(step.run.directory / CHECKPOINTS, 1).clear()
         if step.action == "test":
             _test(step.run)
-        (step.run.directory / ERROR).unlink(missing_ok=True)  # of an earlier attempt
+        delete(step.run.directory / ERROR, missing_ok=True)  # of an earlier attempt
     except Exception:
-        step.run.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(step.run.directory)
         write_file(step.run.directory / ERROR, traceback.format_exc())
         raise
     finally:
@@ -205,7 +210,7 @@ def perform(step: Step) -> list[str]:
 
 
 def _train(run: Run, on_notice: Callable[[str], None]) -> None:
-    (run.directory / ERROR).unlink(missing_ok=True)
+    delete(run.directory / ERROR, missing_ok=True)
     method_of(run.config).complete(run.directory, on_notice=on_notice)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from pydantic import AfterValidator, Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_source
+from rankfall._yaml_config import ConfigError, Section, read_source, shown
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
-from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
+from rankfall.studies.method_config import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
 from rankfall.training.config.cascade_metric_names import measures
 from rankfall.training.config.load_config import TrainConfig
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rankfall._yaml_config import ConfigLike
     from rankfall.studies.results import Settings
 
+MAX_POINTS = 10_000  # of the grid of a method: each is validated before the first is trained
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
@@ -171,7 +173,8 @@ def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> Comparis
     """
     content, where = read_source(path)
     config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
-    _plan(config, Path(), "").check_configs()
+    with errors_of(where):
+        _plan(config, Path(), "").check_configs()
     return config
 
 
@@ -254,7 +257,7 @@ class Plan:
             given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
             content = merge(given, changes)
             for key, value in {**settings, "training.seed": seed}.items():
-                content = set_option(content, key, value)
+                content = set_option(content, key, value, where=where)
             return own.validate(content, self.metrics, where)
         if not own.baselines:
             raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are {own.name}s")
@@ -343,11 +346,14 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
     changes = config.methods[method] or {}
     own = changes.get("tune", {})
     if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
-        raise ConfigError(f"methods.{method}.tune: found {own!r}, expected keys with lists of values")
+        raise ConfigError(f"methods.{method}.tune: found {shown(own)}, expected keys with lists of values")
     if own == {} and "tune" in changes:
         return [{}]
     name = _kind_of(config).name
     values = {**config.tune, **own} if changes.get("kind", name) == name else own
+    points = math.prod(map(len, values.values()))
+    if points > MAX_POINTS:
+        raise ConfigError(f"methods.{method}.tune: found a grid of {points:,} points, expected at most {MAX_POINTS:,}")
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rankfall._disk import make_directory
 from rankfall._files import write_file
 from rankfall._trust import stored_code
 from rankfall.studies.results import SplitEvaluation
@@ -19,6 +20,7 @@ from rankfall.training.measure_cascade import scorer_for
 from rankfall.training.methods import CascadeMethod, method_of
 from rankfall.training.per_list_table import values_table
 from rankfall.training.run_directory import CONFIG, DATA, read_config, read_config_as, read_json
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.scoring import measure, score
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def evaluate_run(
         evaluation = method.evaluate(run_dir, split, data=data, on_impressions=on_impressions, on_notice=on_notice)
         directory = result_directory(run_dir, data=data, overrides=overrides, out=out)
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         write_evaluation(directory, evaluation, split, overrides=overrides)
     return evaluation
 
@@ -90,6 +92,7 @@ def result_directory(
 
 def _is_same_data(run_dir: Path, data: str) -> bool:
     """Return whether a directory holds the data that a run was trained on, perhaps at another place."""
+    verify_run(run_dir, DATA)
     if not (run_dir / DATA).is_file():  # of an earlier version, or a baseline
         return True
     config = with_evaluation_overrides(read_config(run_dir), [f"data.path={json.dumps(data)}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -10,7 +11,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 Validated = TypeVar("Validated", bound=Section)
 
@@ -21,7 +22,7 @@ def _check_seeds(seeds: list[int]) -> list[int]:
     return seeds
 
 
-Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_check_seeds)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1), AfterValidator(_check_seeds)]
 Methods = dict[str, dict[str, Any] | None]  # changes to the configuration, by the name of a method
 
 
@@ -31,6 +32,15 @@ def validated(section: type[Validated], content: dict[str, Any], where: str) -> 
         return section.model_validate(content)
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
+
+
+@contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Context of checks whose errors name keys only: each line of them gets a prefix, such as the path of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
 
 
 def check_keys(found: Iterable[str], allowed: Sequence[str], where: str) -> None:

@@ -6,6 +6,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, cast
 
+from rankfall._disk import open_new
 from rankfall._files import locked
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class _Lock:
 
     def acquire(self) -> bool:
         self._held.enter_context(locked(self._path, wait=True))
-        with self._path.open("r+b") as file:
+        with open_new(self._path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - LINE))
             end = file.read()

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -59,7 +60,7 @@ class Range(Section):
             raise ValueError("log: true takes a low above 0 and no step")
         if self.step is not None:
             steps = (self.high - self.low) / self.step if self.step > 0 else 0.5
-            if abs(steps - round(steps)) > 1e-9:
+            if not math.isfinite(steps) or abs(steps - round(steps)) > 1e-9:
                 raise ValueError(
                     f"found step {self.step}, expected a step that divides the range from {self.low} to {self.high}"
                 )
@@ -140,12 +141,13 @@ class Search:
 
     def config(self, settings: Mapping[str, Any], where: str | None = None) -> TrainConfig:
         """Return the training configuration with these settings."""
+        where = where or self.where
         content: dict[str, Any] = self.content
         # A whole section is set before its parts. Naming another loss or model drops the options of the old one, so
         # names are set before options.
         for key in sorted(settings, key=lambda key: (key.count("."), not key.endswith((".name", ".kind")))):
-            content = set_option(content, key, settings[key])
-        return validate_any(content, where=where or self.where)
+            content = set_option(content, key, settings[key], where=where)
+        return validate_any(content, where=where)
 
     def read(self, drawn: Mapping[str, Any]) -> Settings:
         """Return the settings that Optuna drew, in the order of the file."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from rankfall._disk import delete, delete_tree, make_directory
 from rankfall._files import LockedError, locked, write_file
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
@@ -42,7 +42,7 @@ class Study:
         self.search, self.out = search, out
         self.metric = search.first().training.metric
         self.higher_is_better = higher_is_better(self.metric)
-        (out / TRIALS).mkdir(parents=True, exist_ok=True)
+        make_directory(out / TRIALS)
         with self.alone():
             self._storage: BaseStorage = open_journal(out / JOURNAL)
             self._study: OptunaStudy = optuna.create_study(
@@ -66,8 +66,8 @@ class Study:
         with self.alone():
             before = self.begun()
             if before is None:
-                self._study.set_user_attr("begun", begun)
                 write_file(self.out / CONFIG, to_yaml(self.search.written()))
+                self._study.set_user_attr("begun", begun)  # last: a search that has begun has all its files
             else:
                 with stored_code(self.out):  # fills in options that are newer than it
                     config = validate_any(before["config"], where=str(self.out))
@@ -186,8 +186,8 @@ class Study:
             result.save(self.out / RESULTS)
             for trial in self._trials():
                 if trial.state.is_finished() and (best is None or trial.number != best.number):
-                    shutil.rmtree(self.directory(trial.number) / CHECKPOINTS, ignore_errors=True)
-                    self.lock(trial.number).unlink(missing_ok=True)
+                    delete_tree(self.directory(trial.number) / CHECKPOINTS, missing_ok=True)
+                    delete(self.lock(trial.number), missing_ok=True)
             return result
 
     def _best(self) -> FrozenTrial | None:

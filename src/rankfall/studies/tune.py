@@ -22,7 +22,9 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rankfall._disk import make_directory
 from rankfall._engine import LOCAL
+from rankfall._failures import is_expected, one_line
 from rankfall._files import LockedError, locked, write_file
 from rankfall.studies.optuna_journal import load_optuna
 from rankfall.studies.trials import JOURNAL, TRIALS, Study
@@ -255,11 +257,11 @@ def _is_from_outside(error: Exception, study: Study) -> bool:
 
 def _message(error: Exception, directory: Path) -> str:
     """Return the message of a failure; the traceback of unexpected errors is written to a file."""
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) and is_expected(error):
         return str(error)
-    directory.mkdir(exist_ok=True)
+    make_directory(directory)
     write_file(directory / ERROR, traceback.format_exc())
-    return f"{type(error).__name__}: {error}"
+    return one_line(error)
 
 
 # --- start of a search --------------------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -14,7 +16,9 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankfall._engine import LOCAL
+from rankfall._failures import is_debugging, one_line, traceback_text
 from rankfall._ray import WORKER, Ray
+from rankfall._seal import carried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -53,10 +57,11 @@ def run_tasks(
         passed_on: exceptions that end all tasks of this process instead of failing one.
     """
     if isinstance(engine, Ray):
+        work = carried(work)
         return _by_ray(engine, work, tasks, jobs)
     if jobs in (None, 1):
         return ((task, _attempt(work, task, passed_on)) for task in tasks)
-    return _in_processes(work, tasks, jobs)
+    return _in_processes(carried(work), tasks, jobs)
 
 
 def _by_ray(
@@ -75,10 +80,10 @@ def _attempt(work: Callable[[Task], Value], task: Task, passed_on: tuple[type[Ex
         return work(task)
     except passed_on:
         raise
-    except (ValueError, OSError) as error:  # their messages need no type
-        return Failure(str(error))
     except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}")
+        if is_debugging():
+            sys.stderr.write(traceback_text(error))
+        return Failure(one_line(error))
 
 
 def _in_processes(
@@ -129,7 +134,8 @@ def _give(
         connection.close()
         return
     busy[connection] = (process, waiting.popleft())
-    connection.send(busy[connection][1])
+    with suppress(BrokenPipeError, ConnectionResetError):  # the process has died, which its connection reports next
+        connection.send(busy[connection][1])
 
 
 def _serve(connection: Connection, work: Callable[[Any], Any], number: int) -> None:

@@ -6,12 +6,13 @@ ones are deleted after that, so that there is a complete one at any time. Checks
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from torch import Tensor
 
+from rankfall._disk import delete
+from rankfall._json_reader import parse_json
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Checkpoints:
         kept = [other for other in self.paths() if other <= path][: self.keep]
         for other in self.paths():
             if other not in kept:
-                other.unlink()
+                delete(other)
 
     def load(self, on_notice: Callable[[str], None]) -> State | None:
         """Load the newest complete checkpoint.
@@ -83,13 +84,13 @@ class Checkpoints:
     def clear(self) -> None:
         """Delete all checkpoints."""
         for path in self.paths():
-            path.unlink()
+            delete(path)
 
 
 def stored_checksum(path: Path) -> str:
     """Return the checksum that a checkpoint stores for its content, without reading the content."""
     with safe_open(path, framework="pt") as file:
-        found: str = json.loads(file.metadata()["rankfall"])["checksum"]
+        found: str = parse_json(file.metadata()["rankfall"])["checksum"]
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from rankfall._seal import verification
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
 from rankfall.training.config.sections import Role, as_names
@@ -63,7 +64,8 @@ def _of_directory(path: Path, is_cascade: bool, names: Mapping[str, list[str]]) 
         kind, wanted = ("ranking data", "an impression log") if is_cascade else ("an impression log", "ranking data")
         return [DataProblem(f"data.path: {path} is {kind}, expected {wanted} for this configuration", is_error=True)]
     try:
-        data = ImpressionLog.load(path) if is_cascade else RankingData.load(path)
+        with verification(False, lambda text: None):  # commands that read the data verify them
+            data = ImpressionLog.load(path) if is_cascade else RankingData.load(path)
     except ValueError as error:
         return [DataProblem(f"data.{error}", is_error=path.exists())]
     found = [f"{key}: {problem}" for key, some in names.items() for name in some for problem in _of_name(data, name)]

@@ -1,4 +1,4 @@
-"""Hints for training runs whose loss, scores or gradients became NaN or infinite, or whose gradients are 0."""
+"""Hints for training runs whose loss, scores or gradients became too large or NaN, or whose gradients are 0."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class ListLearner(RankerLearner):
         """Return the error for a batch, with its lists and hints."""
         hints = divergence_hints(self.config.optimizer, "loss", self.config.loss.options)
         return TrainingError(
-            f"{self.config.loss.name}: {what} became NaN or infinite in {self._where(position)} "
+            f"{self.config.loss.name}: {what} became NaN, infinite or too large in {self._where(position)} "
             f"({self._named(batch)}). Try {', '.join(hints)}"
         )
 

@@ -238,7 +238,7 @@ class Learner(ABC, Generic[BatchT]):
 
     @abstractmethod
     def diverged(self, what: str, batch: BatchT, position: Position) -> TrainingError:
-        """Return the error for a loss, gradient or score that became NaN or infinite in a batch."""
+        """Return the error for a loss, gradient or score that became NaN, infinite or too large in a batch."""
 
     def step(self, batch: BatchT, position: Position) -> StepResult:
         """Update the weights with one batch, and return its result."""
@@ -288,7 +288,7 @@ class Learner(ABC, Generic[BatchT]):
             position: The current epoch.
 
         Raises:
-            TrainingError: If a loss, gradient or score became NaN or infinite.
+            TrainingError: If a loss, gradient or score became NaN, infinite or too large.
         """
         lengths = [len(one.values) for one in unread]
         table = torch.cat([one.values for one in unread]).cpu().split(lengths)

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 
 from rankfall import __version__
-from rankfall._files import LockedError, locked, sync, write_file
+from rankfall._disk import make_directory
+from rankfall._files import LockedError, locked, write_file
 from rankfall._tensor_file import read_checkpoint
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
@@ -31,6 +32,7 @@ from rankfall.training.config.load_config import validate_any
 from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position, UnreadStep
+from rankfall.training.metrics_file import append_epoch, restore_epochs
 from rankfall.training.own_parts import CODE, check_same_code, sources_of
 from rankfall.training.run_directory import (
     CHECKPOINTS,
@@ -50,10 +52,12 @@ from rankfall.training.run_directory import (
     clear,
     clear_temporary,
     is_finished,
+    lasting_files,
     read_config,
     read_json,
     read_result,
 )
+from rankfall.training.run_manifest import remove_manifest, seal_run, verify_run
 from rankfall.training.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -147,8 +151,10 @@ class Loop(Generic[BatchT]):
             str(self.learner.placement.device),
         )
         if self.group.first:
+            text = json.dumps(asdict(result), indent=2) + "\n"
             with self.writing():
-                write_file(self.out / RESULT, json.dumps(asdict(result), indent=2) + "\n")
+                seal_run(self.out, lasting_files(self.out), later={RESULT: text})
+                write_file(self.out / RESULT, text)
                 if not self.open_ended:
                     self.checkpoints.clear()
         return result
@@ -265,9 +271,7 @@ class Loop(Generic[BatchT]):
 
     def _write_epoch(self, *, is_best: bool) -> None:
         directory = self.out / CHECKPOINTS
-        with (self.out / METRICS).open("a") as file:
-            file.write(_text(self.position.lines[-1:]))
-        sync(self.out / METRICS)
+        append_epoch(self.out / METRICS, self.position.lines[-1])
         if is_best:
             self.learner.save(directory / BEST, self.position)
             self.position.best_weights = stored_checksum(directory / BEST)
@@ -345,7 +349,7 @@ class Loop(Generic[BatchT]):
                 if self.position.best_epoch:
                     self._check_best()
                 with self.writing():  # the file may have lines of epochs after the checkpoint
-                    write_file(self.out / METRICS, _text(self.position.lines))
+                    restore_epochs(self.out / METRICS, self.position.lines)
         if any(self.group.gather(self.group.first and self._is_best_replaced())):
             self.position.best = math.nan  # so that the next epoch is the best
         return True
@@ -469,6 +473,7 @@ def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice
     if not is_finished(out):
         return None
     if (out / DATA).is_file():
+        verify_run(out, DATA)
         check_same_data(out, read_json(out / DATA), data)
     on_notice(f"{out} is finished already")
     Checkpoints(out / CHECKPOINTS, 1).clear()  # left over if the run was killed at its very end
@@ -493,7 +498,7 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
         with group.together():
             if group.first:
                 with loop.writing():
-                    out.mkdir(parents=True, exist_ok=True)
+                    make_directory(out)
                 _lock(held, out, LOCK_TIMEOUT if group.restarted else 0)
         resumed = resume and loop.resume(on_notice)
         with group.together():
@@ -523,8 +528,10 @@ def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool
         else:
             loop.trackers.reach()  # before an older run is deleted
             clear(loop.out)
+        remove_manifest(loop.out)
         for name, text in files.items():
             write_file(loop.out / name, text)
+        seal_run(loop.out, (loop.out / name for name in files))
 
 
 def _ignore(text: str) -> None:
@@ -542,7 +549,3 @@ def _made_by(learner: Learner[Any]) -> dict[str, str]:
         "device": describe(learner.placement.device),
         "compile": str(learner.placement.compiles).lower(),
     }
-
-
-def _text(lines: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(line) + "\n" for line in lines)

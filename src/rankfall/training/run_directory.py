@@ -7,6 +7,7 @@
 ``checkpoints/last.safetensors``  the last weights
 ``checkpoints/step-*``            checkpoints of an unfinished run
 ``result.json``                   the result, written last: a run that has it is finished
+``manifest.json``                 the other files with their checksums, see :mod:`rankfall.training.run_manifest`
 ``data.json``                     checksums of the training data
 ``components.json``               files and hashes of components that are not built in, if there are any
 ``log.json``                      of a cascade: the meaning of the ids and numbers of its log
@@ -16,13 +17,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankfall._files import TEMPORARY, is_temporary
+from rankfall._disk import delete, delete_tree, make_directory, open_new
+from rankfall._files import is_temporary
+from rankfall._json_reader import parse_json
+from rankfall._leftovers import TEMPORARY, sweep
+from rankfall._manifest import MANIFEST
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, read_yaml, shown
 from rankfall.registry.stored_sources import changed, check_present
@@ -30,6 +33,7 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.own_parts import CODE, COMPONENTS, stored_sources
+from rankfall.training.run_manifest import remove_manifest, verify_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -121,10 +125,12 @@ def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
         trust: Import the code that the configuration names, also that of other users; see :mod:`rankfall._trust`.
 
     Raises:
-        ValueError: If the directory has no run, or its configuration names code that is missing or not trusted.
+        ValueError: If the directory has no run, its files have changed, or its configuration names code that is
+            missing or not trusted.
     """
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
+    verify_run(directory, CONFIG, COMPONENTS)
     sources = stored_sources(directory)
     check_present(sources, directory)
     try:
@@ -158,14 +164,17 @@ def is_finished(directory: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Load a JSON file of a run."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError:
         raise ValueError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it has no keys")
     return content
 
 
 def read_result(directory: Path) -> TrainResult:
     """Load the result of a finished run."""
+    verify_run(directory, RESULT)
     try:
         return TrainResult(**read_json(directory / RESULT))
     except TypeError:
@@ -175,15 +184,24 @@ def read_result(directory: Path) -> TrainResult:
 def read_lines(directory: Path) -> list[dict[str, Any]]:
     """Load ``metrics.jsonl``: one mapping per epoch."""
     path = directory / METRICS
+    if path.is_file() or (directory / MANIFEST).is_file():
+        verify_run(directory, METRICS)
     if not path.is_file():
         return []
     found = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
-            found.append(json.loads(line))
+            found.append(parse_json(line))
         except ValueError:
             raise ValueError(f"{path} line {number} is damaged: it is not JSON") from None
     return found
+
+
+def lasting_files(out: Path) -> list[Path]:
+    """Return the files of a run that later commands read, except its result and the weights after single days."""
+    weights = [f"{CHECKPOINTS}/{name}.safetensors" for name in ("best", "last")]
+    files = (out / name for name in (CONFIG, DATA, LOG, COMPONENTS, METRICS, *weights))
+    return [*filter(Path.is_file, files), *sorted(out.glob(f"{DAYS}/*.parquet"))]
 
 
 def check_free(out: Path, *, force: bool, resume: bool) -> None:
@@ -258,7 +276,7 @@ def _is_mutable(key: str) -> bool:
 def mark_for_replacement(out: Path) -> None:
     """Mark a run as to be replaced, for processes that are restarted before they have replaced it."""
     if (out / CONFIG).is_file():
-        (out / _REPLACE).touch()
+        open_new(out / _REPLACE).close()
 
 
 def is_marked_for_replacement(out: Path) -> bool:
@@ -268,26 +286,26 @@ def is_marked_for_replacement(out: Path) -> bool:
 
 def unmark_for_replacement(out: Path) -> None:
     """Remove the mark of a run that is to be replaced."""
-    (out / _REPLACE).unlink(missing_ok=True)
+    delete(out / _REPLACE, missing_ok=True)
 
 
 def clear(out: Path) -> None:
     """Create the directory, and delete the files of an earlier run."""
-    (out / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    remove_manifest(out)
+    make_directory(out / CHECKPOINTS)
     for tracker in (TENSORBOARD, MLFLOW):
-        if (out / tracker).exists():
-            shutil.rmtree(out / tracker)
+        delete_tree(out / tracker, missing_ok=True)
     measured = [RESULT, METRICS, REPORT, "evaluation*.json", "values*.parquet", f"{DAYS}/*"]
     # checkpoints first: a run with checkpoints but without its other files could not be resumed
     trained = [f"{CHECKPOINTS}/step-*.safetensors", f"{CHECKPOINTS}/*.safetensors", LOG, DATA, COMPONENTS]
     for pattern in (*measured, *trained, CONFIG):  # last, since it marks the directory as a run
         for path in out.glob(pattern):
-            path.unlink()
+            delete(path)
     clear_temporary(out)  # at the end, since they include the mark that the run is to be replaced
 
 
 def clear_temporary(out: Path) -> None:
-    """Delete files that were half written when a run was killed."""
+    """Delete files that were half written when a run was killed, and the mark that the run is to be replaced."""
     for directory in filter(Path.is_dir, (out, out / CHECKPOINTS, out / DAYS)):
-        for path in filter(is_temporary, directory.iterdir()):
-            path.unlink()
+        sweep(directory)
+    unmark_for_replacement(out)

@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rankfall._disk import make_directory
 from rankfall._files import write_file
+from rankfall._json_reader import parse_json
 from rankfall._yaml_config import leaves
 from rankfall.training.run_directory import MLFLOW, TENSORBOARD, EnvironmentFailure
 
@@ -181,7 +183,7 @@ class _MLflow:
         with _quiet():
             self._client, uri = _client(config.training.mlflow, out)
             file = out / MLFLOW / "run.json"
-            known = json.loads(file.read_text()) if file.is_file() else {}
+            known = parse_json(file.read_text()) if file.is_file() else {}
             if known.get("uri") == uri:
                 self._run: str = known["run"]
                 self._client.update_run(self._run, status="RUNNING")
@@ -222,7 +224,7 @@ def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
     from mlflow import MlflowClient
 
     own = out.absolute() / MLFLOW
-    own.mkdir(exist_ok=True)
+    make_directory(own)
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own / 'mlflow.db'}"
     return MlflowClient(tracking_uri=uri), uri
 

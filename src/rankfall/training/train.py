@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Unpack
 
+from rankfall._seal import verification
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.methods import method_of
 from rankfall.training.run_directory import is_marked_for_replacement
@@ -49,7 +51,8 @@ def train(
             replaces = group.first and force and is_marked_for_replacement(out)
         force = any(group.gather(replaces))
         resume = not force
-    return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)
+    with verification(os.environ.get("LOCAL_RANK", "0") == "0"):  # one process per machine reads the data for that
+        return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)
 
 
 def continue_run(config: TrainConfig, directory: Path, **callbacks: Unpack[Callbacks]) -> TrainResult:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
+from rankfall._checks import all_within
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import encoding_signature
@@ -40,6 +41,7 @@ from rankfall.training.measure_cascade import means_of, measure
 from rankfall.training.model_checks import check_metrics, check_models, first_impressions
 from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
 
 if TYPE_CHECKING:
@@ -165,10 +167,10 @@ class _Network(nn.Module):
         self._scores = placement.compiled(self._compute_scores)
 
     def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the terms of the objective, and for each stage whether all its scores are finite."""
+        """Return the terms of the objective, and for each stage whether all its scores are in the allowed range."""
         scores = self._scores(batch)
-        finite = {name: stage.isfinite().all() for name, stage in zip(self.cascade.names, scores, strict=True)}
-        # Objectives refuse scores that are not finite, but the names of the terms are needed.
+        finite = {name: all_within(stage) for name, stage in zip(self.cascade.names, scores, strict=True)}
+        # Objectives refuse other scores, but the names of the terms are needed.
         if not self.placement.is_cpu:
             diverged = ~torch.stack(list(finite.values())).all()
             scores = [stage.masked_fill(diverged, 0.0) for stage in scores]
@@ -290,7 +292,8 @@ class CascadeLearner(Learner["Impressions"]):
         more = len(batch) - REQUESTS_SHOWN
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
-            f"{self.config.objective.name}: {what} became NaN or infinite in epoch {position.epoch}, day {batch.day} "
+            f"{self.config.objective.name}: {what} became NaN, infinite or too large in epoch {position.epoch}, "
+            f"day {batch.day} "
             f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
             f"{', '.join(divergence_hints(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
         )
@@ -338,6 +341,7 @@ def load_run(
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
+    verify_run(directory, f"{CHECKPOINTS}/{path.name}")
     return config, Cascade.load(path, trust=trust).eval()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankfall._checks import all_within
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
@@ -37,6 +38,7 @@ from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.model_checks import check_metrics
 from rankfall.training.own_parts import component_files, sources_of, stored_sources
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.scoring import measure, score
 from rankfall.training.seeding import seeded
 
@@ -144,9 +146,9 @@ class _Network(nn.Module):
         self._outputs = placement.compiled(self._compute_outputs, dynamic=True)
 
     def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, Tensor]:
-        """Return the value of the loss, and whether all scores are finite."""
+        """Return the value of the loss, and whether all scores are in the range that losses accept."""
         outputs = self._outputs(features)
-        finite = outputs.isfinite().all()
+        finite = all_within(outputs)
         if not self.placement.is_cpu:
             outputs = outputs.masked_fill(~finite, 0.0)  # a loss may refuse others
         elif not finite:
@@ -265,7 +267,7 @@ class RankerLearner(Learner["ListBatch"]):
         """Return the error for a batch, with its queries and hints."""
         kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
         return TrainingError(
-            f"{self.config.loss.name}: {what} became NaN or infinite in {self._where(position)} "
+            f"{self.config.loss.name}: {what} became NaN, infinite or too large in {self._where(position)} "
             f"({self._named(batch)}). Try {', '.join(_hints(self.config))}{kept}"
         )
 
@@ -359,6 +361,7 @@ def load_run(
     config = read_config_as(RankerConfig, directory, trust=trust)
     with stored_code(directory, trust=trust):
         check_weights_fit([one for one in stored_sources(directory) if one.kind == "model"], directory)
+    verify_run(directory, f"{CHECKPOINTS}/{checkpoint}.safetensors")
     tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced

@@ -21,6 +21,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall._manifest import MANIFEST
+from rankfall.benchmarks.serving import checked_load
 from rankfall.benchmarks.serving import load_generator as load
 from rankfall.benchmarks.serving import serve_bench as serve
 from rankfall.benchmarks.serving import soak_bench as soak
@@ -294,7 +295,7 @@ def test_bare_calls_return_the_answers_of_the_bundle(bundle: Bundle) -> None:
 
 
 def test_each_bad_bundle_is_refused_with_its_own_reason(bundle: Bundle, tmp_path: Path) -> None:
-    reasons = iter(["has changed since", "is not a graph that", "differently than at export"])
+    reasons = iter(["has changed since", "is not a graph that", "shape", "differently than at export"])
     for path in bad_bundles(bundle.path, tmp_path).values():
         with pytest.raises(ValueError, match=next(reasons)):
             Bundle.load(path).check()
@@ -408,7 +409,7 @@ def test_command_prints_all_settings(
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few requests with long deadlines, so that results do not depend on the speed of the machine."""
-    monkeypatch.setattr(soak, "POOL", 64)
+    monkeypatch.setattr(checked_load, "POOL", 64)
     monkeypatch.setattr(soak, "DEADLINE", 30_000.0)
     monkeypatch.setattr(soak, "SLOWEST", 30_000.0)
     monkeypatch.setattr(soak, "SENT", 0.0)
@@ -439,7 +440,7 @@ def test_soak_reports_wrong_answers(
     bundle: Bundle, narrower: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The answers of one bundle are expected of both, so those of the other are wrong."""
-    monkeypatch.setattr(soak, "expected_answers", lambda of, *rest: expected_answers(bundle, *rest))
+    monkeypatch.setattr(checked_load, "expected_answers", lambda of, *rest: expected_answers(bundle, *rest))
     assert run("bench", "soak", bundle.path, narrower, "--minutes", "0.05", "--every", "1", "--rate", "0.05") == 1
     out, err = capsys.readouterr()
     assert "answers were wrong" in err
@@ -455,14 +456,14 @@ def test_soak_scores_unexpected_items(bundle: Bundle, narrower: Path, monkeypatc
     def with_other_last_item(of: Bundle, *rest: Any) -> list[dict[str, Any]]:
         return [{**one, "ids": [*one["ids"][:-1], 10**12]} for one in expected_answers(of, *rest)]
 
-    monkeypatch.setattr(soak, "expected_answers", with_other_last_item)
+    monkeypatch.setattr(checked_load, "expected_answers", with_other_last_item)
     reasons: list[str] = []
 
     def all_are_wrong(bundles: Any, requests: Any, unexpected: list[Any]) -> list[str]:
         reasons.extend(wrong_unexpected_items(bundles, requests, unexpected))
         return ["why"] * len(unexpected)
 
-    monkeypatch.setattr(soak, "wrong_unexpected_items", all_are_wrong)
+    monkeypatch.setattr(checked_load, "wrong_unexpected_items", all_are_wrong)
     settings = soak.Settings(minutes=0.02, every=10.0)
     found = soak.soak(bundle.path, narrower, settings, on_step=lambda *step: None)
     assert reasons == []

@@ -24,6 +24,7 @@ from rankfall.data.impressions.log_writer import LogWriter
 from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of
 from support.logs import DAYS, FIRST_MS, ITEMS, ROWS, as_table, item_columns, random_day, random_log, spec
+from support.sealing import edit_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -403,7 +404,25 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no days": (lambda log: edit(log / "manifest.json", days=...), "manifest.json is damaged, it has no 'days'"),
     "no features": (lambda log: edit(log / "manifest.json", features=...), "is damaged, it has no 'features'"),
     "no spec": (lambda log: edit(log / "manifest.json", spec=...), "manifest.json is damaged, it has no 'spec'"),
-    "wrong spec": (lambda log: edit(log / "manifest.json", spec={"stages": []}), "manifest.json: "),
+    "edited manifest": (
+        lambda log: edit(log / "manifest.json", impressions=7),
+        "manifest.json has changed since it was written: its seal does not match; prepare the log again",
+    ),
+    "edited manifest of a day": (
+        lambda log: edit(log / DAY / "manifest.json", first_time=0),
+        f"{DAY}/manifest.json has changed since it was written: its seal does not match",
+    ),
+    "wrong spec": (lambda log: edit_manifest(log / "manifest.json", spec={"stages": []}), "manifest.json: "),
+    "wrong features": (lambda log: edit_manifest(log / "manifest.json", features=[]), "damaged in 'features'"),
+    "days in a list": (lambda log: edit_manifest(log / "manifest.json", days=["a"]), "its 'days' is no mapping"),
+    "a day elsewhere": (
+        lambda log: edit_manifest(log / "manifest.json", days={"../../log": ""}),
+        "is damaged, it names a day or a table",
+    ),
+    "another day": (
+        lambda log: edit_manifest(log / DAY / "manifest.json", sha256="0" * 64),
+        f"{DAY} has another checksum than .*manifest.json lists; prepare the log again",
+    ),
     "no day": (lambda log: shutil.rmtree(log / DAY), f"{DAY} should be a day of the log but has no readable"),
     "no manifest of a day": (
         lambda log: (log / DAY / "manifest.json").unlink(),
@@ -437,10 +456,12 @@ def test_broken_items_and_vocabularies(tmp_path: Path, damage: Callable[[Path], 
     log = random_log(tmp_path / "log", impressions=5)
     for file in ("items.arrow", "vocabularies/video.arrow"):
         damage(log.path / file)
-    with pytest.raises(ValueError, match=r"items.arrow is missing, damaged or truncated"):
-        log.items()
-    with pytest.raises(ValueError, match=r"video.arrow is missing, damaged or truncated"):
-        log.vocabulary("video")
+    for verify, message in ((None, "is missing|has changed since"), (False, "is missing, damaged or truncated")):
+        log = ImpressionLog.load(tmp_path / "log", verify=verify)
+        with pytest.raises(ValueError, match=rf"items.arrow ({message}).*; prepare the log again"):
+            log.items()
+        with pytest.raises(ValueError, match=rf"video.arrow ({message}).*; prepare the log again"):
+            log.vocabulary("video")
 
 
 def test_a_vocabulary_that_nobody_fitted(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from rankfall._files import checksum
+from rankfall._leftovers import LeftoverWarning
+from rankfall._seal import about_file, write_manifest
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.append import appending
 from rankfall.data.impressions.compatibility import encoding_signature
@@ -22,6 +25,7 @@ from rankfall.data.impressions.spec import UNSEEN
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from support.command_line import run as command
 from support.paths import PYTHONPATH
+from support.sealing import edit_manifest
 from support.week_log import WEEK, add_day, drop_day, log_of
 
 if TYPE_CHECKING:
@@ -83,10 +87,9 @@ def test_a_damaged_day_is_reported_once_and_looked_at_again(log: Path, damage: s
     watcher, place = Watcher(log), drop_day(log, 2)
     good = {path: path.read_bytes() for path in place.iterdir()}
     file, manifest = place / "impressions.arrow", place / "manifest.json"
-    about = json.loads(manifest.read_text())
     if damage == "bits":
         file.write_bytes(good[file][:-8] + bytes(8))
-        message = f"{file} does not have the checksum of its manifest"
+        message = f"{file} has changed since it was written"
     elif damage == "length":
         file.write_bytes(good[file][:-8])
         message = f"{file} has {len(good[file]) - 8:,} bytes"
@@ -94,17 +97,16 @@ def test_a_damaged_day_is_reported_once_and_looked_at_again(log: Path, damage: s
         manifest.write_text("{")
         message = "has no readable manifest.json"
     elif damage == "empty":
-        manifest.write_text(json.dumps(about | {"impressions": 0}))
+        edit_manifest(manifest, impressions=0)
         message = "has no impressions"
     elif damage == "count":
-        manifest.write_text(json.dumps(about | {"impressions": 41}))
+        edit_manifest(manifest, impressions=41)
         message = f"{file} has 40 impressions, its manifest states 41"
     elif damage == "text":
-        manifest.write_text(json.dumps(about | {"first_time": "noon"}))
+        edit_manifest(manifest, first_time="noon")
         message = "has no valid first_time"
     else:
-        del about["first_time"]
-        manifest.write_text(json.dumps(about))
+        edit_manifest(manifest, first_time=...)
         message = "has no valid first_time"
     for _ in range(3):
         assert watcher.days() == WEEK[:2]
@@ -120,12 +122,10 @@ def rewrite(place: Path, table: pa.Table) -> None:
     file, manifest = place / "impressions.arrow", place / "manifest.json"
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    about = {"impressions": len(table), "bytes": file.stat().st_size, "sha256": checksum(file)}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | about))
+    edit_manifest(manifest, impressions=len(table), **about_file(file))
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_day_of_another_log_holds_up_no_later_day(log: Path, verify: bool) -> None:
+def test_a_day_of_another_log_holds_up_no_later_day(log: Path) -> None:
     table = ImpressionLog.load(log).days[WEEK[0]].table()
     rewrite(drop_day(log, 2), table.drop_columns(["grade"]))
     rewrite(drop_day(log, 3), table.set_column(0, "request", table["request"].cast(pa.int32())))
@@ -134,7 +134,7 @@ def test_a_day_of_another_log_holds_up_no_later_day(log: Path, verify: bool) -> 
     drop_day(log, 5)
     watcher = Watcher(log)
     for _ in range(2):
-        assert watcher.days(verify=verify) == [*WEEK[:2], WEEK[5]]
+        assert watcher.days() == [*WEEK[:2], WEEK[5]]
     for said, message in zip(watcher.said, ("missing: grade", "of a wrong type: request", "has no items"), strict=True):
         assert message in said
 
@@ -142,8 +142,7 @@ def test_a_day_of_another_log_holds_up_no_later_day(log: Path, verify: bool) -> 
 def test_what_was_said_of_a_day_may_become_untrue(log: Path) -> None:
     """The log's manifest is repaired; the day itself stays as it is, and was whole all the time."""
     manifest = json.loads((log / "manifest.json").read_text())
-    wrong = manifest | {"days": manifest["days"] | {WEEK[1]: "0" * 64}}
-    (log / "manifest.json").write_text(json.dumps(wrong))
+    edit_manifest(log / "manifest.json", days=manifest["days"] | {WEEK[1]: "0" * 64})
     watcher = Watcher(log)
     assert watcher.days() == WEEK[:1]
     (log / "manifest.json").write_text(json.dumps(manifest))
@@ -159,17 +158,15 @@ def test_a_day_that_cannot_be_read_is_refused_alone(log: Path, monkeypatch: pyte
 
     watcher = Watcher(log)
     with monkeypatch.context() as patched:
-        patched.setattr("rankfall.data.impressions.log_watcher.checksum", unreadable)
+        patched.setattr("rankfall._seal.checksum", unreadable)
         assert watcher.days() == WEEK[:1]
     assert "input/output error" in watcher.said[0]
     assert watcher.days() == WEEK[:2]
 
 
 def test_a_day_that_is_named_must_be_that_day(log: Path) -> None:
-    manifest = json.loads((log / "manifest.json").read_text())
-    manifest["days"][WEEK[1]] = "0" * 64
-    manifest["days"][WEEK[4]] = "0" * 64
-    (log / "manifest.json").write_text(json.dumps(manifest))
+    days = json.loads((log / "manifest.json").read_text())["days"]
+    edit_manifest(log / "manifest.json", days=days | {WEEK[1]: "0" * 64, WEEK[4]: "0" * 64})
     watcher = Watcher(log)
     assert watcher.days() == WEEK[:1]
     assert len(watcher.said) == 2
@@ -195,14 +192,16 @@ def test_a_day_that_was_never_named_is_named_the_next_time(log: Path, monkeypatc
     class Crash(BaseException):
         pass
 
-    def crash(*arguments: Any) -> None:
-        raise Crash
+    def crash(file: Path, manifest: dict[str, Any]) -> None:
+        if WEEK[2] in manifest["days"]:  # but not while the item table is announced
+            raise Crash
+        write_manifest(file, manifest)
 
     with monkeypatch.context() as patched:
-        patched.setattr("rankfall.data.impressions.append.write_file", crash)
+        patched.setattr("rankfall.data.impressions.append.write_manifest", crash)
         with pytest.raises(Crash):
             add_day(log, 2)
-    assert list(ImpressionLog.load(log).days) == WEEK[:2]
+    assert list(ImpressionLog.load(log, verify=True).days) == WEEK[:2]
     assert Watcher(log).days() == WEEK[:3]  # it is whole
     add_day(log, 2)
     assert list(ImpressionLog.load(log, verify=True).days) == WEEK[:3]
@@ -211,12 +210,42 @@ def test_a_day_that_was_never_named_is_named_the_next_time(log: Path, monkeypatc
         add_day(log, 3)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_readers_accept_the_items_of_a_log_that_grows(log: Path, monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
+    """Between the replacement of the item table and that of the manifest, and in a log that was opened before."""
+    opened = ImpressionLog.load(log)
+    fewer = opened.items().slice(0, 30)
+    table = opened.days[WEEK[0]].table()
+    seen = []
+
+    def write(file: Path, manifest: dict[str, Any]) -> None:
+        if WEEK[2] in manifest["days"]:
+            seen.extend([len(opened.items()), len(ImpressionLog.load(log, verify=True).items())])
+            if killed:
+                raise KeyboardInterrupt
+        write_manifest(file, manifest)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr("rankfall.data.impressions.append.write_manifest", write)
+        with appending(log) as growth:
+            growth.write(WEEK[2], table)
+            growth.finish(fewer, {})
+    assert seen == [30, 30]
+    assert len(opened.items()) == len(ImpressionLog.load(log, verify=True).items()) == 30
+    assert (opened.checksum == ImpressionLog.load(log).checksum) == killed  # the announcement is no part of it
+    (log / "items.arrow").write_bytes((log / "items.arrow").read_bytes()[::-1])
+    for one in (opened, ImpressionLog.load(log)):
+        with pytest.raises(ValueError, match=r"items\.arrow has changed since it was written"):
+            one.items()
+
+
 def test_appended_day_is_inserted_in_time_order(tmp_path: Path) -> None:
     log = log_of(tmp_path / "log", [0, 2], impressions=4)
-    (log / ".killed.unfinished").mkdir()
-    add_day(log, 1)
+    (log / ".new-days.0123abcd.unfinished").mkdir()
+    with pytest.warns(LeftoverWarning, match="removed"):
+        add_day(log, 1)
     assert list(ImpressionLog.load(log).days) == WEEK[:3]
-    assert not (log / ".killed.unfinished").exists()
+    assert not list(log.glob(".*"))
 
 
 def test_other_columns_are_not_added(log: Path) -> None:

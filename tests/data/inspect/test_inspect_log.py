@@ -26,6 +26,7 @@ from rankfall.data.inspect.list_checks import LIST_CHECKS
 from support.command_line import run
 from support.logs import DAYS, ITEMS, ROWS, item_columns, random_log, spec, write_log
 from support.paths import ROOT
+from support.sealing import edit_manifest, seal_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -722,27 +723,27 @@ def no_manifest_of_a_day(path: Path) -> None:
 
 
 def other_version(path: Path) -> None:
-    edit(path / "manifest.json", version=9)
+    edit_manifest(path / "manifest.json", version=9)
 
 
 def other_format(path: Path) -> None:
-    edit(path / "manifest.json", format="a cake")
+    edit_manifest(path / "manifest.json", format="a cake")
 
 
 def other_count(path: Path) -> None:
-    edit(path / "days" / DAYS[1] / "manifest.json", impressions=51)
+    edit_manifest(path / "days" / DAYS[1] / "manifest.json", impressions=51)
 
 
 def more_features(path: Path) -> None:
     content = json.loads((path / "manifest.json").read_text())
     content["spec"]["feedback"].append("share")
-    edit(path / "manifest.json", spec=content["spec"])
+    edit_manifest(path / "manifest.json", spec=content["spec"])
 
 
 def other_kind_of_feature(path: Path) -> None:
     content = json.loads((path / "manifest.json").read_text())
     content["spec"]["features"]["user"]["id"] = {"kind": "dense"}
-    edit(path / "manifest.json", spec=content["spec"])
+    edit_manifest(path / "manifest.json", spec=content["spec"])
 
 
 def offsets_beyond_the_file(path: Path) -> None:
@@ -753,17 +754,14 @@ def offsets_beyond_the_file(path: Path) -> None:
     bad[7:] += 2**30
     assert good in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(good, bad.tobytes()))
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    seal_again(path)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (cut_off, f"{DAYS[1]}/impressions.arrow has .* bytes, its manifest states .*; the file is truncated"),
-        (cut_off_items, "items.arrow is missing, damaged or truncated"),
+        (cut_off_items, "items.arrow has changed since it was written"),
         (no_manifest, "log is an unfinished log; expected an impression log .* or ranking data"),
         (no_day, f"{DAYS[1]} should be a day of the log but has no readable manifest.json"),
         (no_manifest_of_a_day, f"{DAYS[1]} should be a day of the log but has no readable manifest.json"),
@@ -799,7 +797,7 @@ def test_nulls_in_lists(tmp_path: Path) -> None:
     table = table.set_column(place, field, pa.array(ranks, field.type))
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    edit(log.days[DAYS[1]].path / "manifest.json", bytes=file.stat().st_size)
+    seal_again(log.path)
     with pytest.raises(ValueError, match=r"column 'rank' has nulls"):
         inspect(ImpressionLog.load(tmp_path / "log"))
 

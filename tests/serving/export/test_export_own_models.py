@@ -14,6 +14,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import TwoTower
 from rankfall.models.build import build_model, describe_model, has_vectors, is_own
 from rankfall.serving.export import onnx_graphs as graphs
+from rankfall.serving.memory_files import read_file
 from rankfall.serving.onnx_stages import Graph
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_inputs_are_those_that_the_model_reads(log: Path, file: Path) -> None:
 def test_a_graph_gives_what_the_model_gives(log: Path, file: Path, tmp_path: Path) -> None:
     one = stage(log, file, "Plain")
     graphs.write_graph(one, tmp_path / "model.onnx")
-    graph = Graph(tmp_path / "model.onnx", 1)
+    graph = Graph(read_file(tmp_path / "model.onnx"), 1)
     rng = np.random.default_rng(0)
     for batch, candidates, length in ((1, 1, 1), (4, 7, 3)):
         inputs = {

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from support.sealing import seal_again
+
 pytest.importorskip("onnx", reason="needs the extra serve")
 pytest.importorskip("onnxscript", reason="needs the extra serve")
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
@@ -42,6 +44,7 @@ from rankfall.serving.export.logged_requests import check_features, sample_reque
 from rankfall.serving.export.parity_check import DifferenceError, check
 from rankfall.serving.export.simulated_source import simulated_source
 from rankfall.serving.export.vector_index import exact_search, write_index
+from rankfall.serving.memory_files import read_file
 from rankfall.serving.onnx_stages import Graph, Index
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.training.config.cascade_config import validate_cascade
@@ -119,7 +122,7 @@ def test_a_graph_gives_what_its_model_gives(tmp_path: Path) -> None:
     written = (tmp_path / "model.onnx").read_bytes()
     assert b".py" not in written  # nor any other trace of this machine
     assert str(Path.cwd()).encode() not in written
-    graph = Graph(tmp_path / "model.onnx", 1)
+    graph = Graph(read_file(tmp_path / "model.onnx"), 1)
     seen = {"context.hour", "user.taste", "item.price", "item.tags", "sequence.buys.video", "sequence.buys.mask"}
     assert set(graph.inputs) == seen | {"item.video"}  # candidates are compared with events
     for batch, candidates, length in ((1, 1, 1), (2, 7, 3), (5, 1, 6)):
@@ -137,7 +140,7 @@ def test_every_sequence_has_its_own_length(tmp_path: Path, name: str) -> None:
     features = Features(FEATURES.features, (replace(clicks, name=name), buys))
     model = DIN(features, hidden=[7], attention=5).eval()
     graphs.write_graph(Stage("ranking", model, 1), tmp_path / "model.onnx")
-    graph = Graph(tmp_path / "model.onnx", 1)
+    graph = Graph(read_file(tmp_path / "model.onnx"), 1)
     for length, longer in ((3, 6), (1, 5), (2, 1), (4, 4)):
         names = [one.replace(f"sequence.{name}.", "sequence.clicks.") for one in graph.inputs]
         inputs = dict(zip(graph.inputs, random_inputs(names, 3, 4, length, longer).values(), strict=True))
@@ -186,7 +189,7 @@ def test_an_index_looks_at_as_few_lists_as_find_enough(tmp_path: Path) -> None:
 
     assert lower_share(about["nprobe"]) == pytest.approx(about["recall"])
     assert about["recall"] >= 0.95 > lower_share(about["nprobe"] - 1)
-    served = Index(tmp_path / "items.faiss", about, 1)
+    served = Index(read_file(tmp_path / "items.faiss"), about, 1)
     assert found_share(served, queries, best) >= about["recall"]  # it looks further if that is too few items
 
 
@@ -209,7 +212,7 @@ def test_exact_indexes(tmp_path: Path) -> None:
     for options in ({"recall": 0.9}, {"recall": 1.0, "exact_below": 0}):
         about = write_index(items, queries, tmp_path, quota=20, **options)  # type: ignore[arg-type]
         assert (about["kind"], about["recall"]) == ("exact", 1.0)
-        assert found_share(Index(tmp_path / "items.faiss", about, 1), queries, best) == 1
+        assert found_share(Index(read_file(tmp_path / "items.faiss"), about, 1), queries, best) == 1
 
 
 def test_an_index_that_finds_too_little_is_refused_with_the_figures(tmp_path: Path) -> None:
@@ -505,8 +508,11 @@ def test_a_bundle_says_what_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_a_stage_is_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_is_exported_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has the bytes of the whole, too: exports do not depend on anything but the weights."""
+    monkeypatch.setattr(writing, "write_graph", graphs.write_graph)  # traced again
     out = tmp_path / "retrieval"
     assert run("export", str(platform_run()), "--stage", "retrieval", "--out", str(out), "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -684,7 +690,9 @@ def test_a_file_is_cut_off_only_if_it_is_shorter(tmp_path: Path) -> None:
     content = (bundle / "items.arrow").read_bytes()
     for written, why in ((content[:-1], "was cut off"), (content + b"x", "has changed since it was written")):
         (bundle / "items.arrow").write_bytes(written)
-        with pytest.raises(ValueError, match=rf"has {len(written):,} bytes, .* says {len(content):,}; it {why}$"):
+        with pytest.raises(
+            ValueError, match=rf"has {len(written):,} bytes, .* says {len(content):,}; it {why}; export it again"
+        ):
             Bundle.load(bundle)
 
 
@@ -735,6 +743,9 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
         export_run(tmp_path / "demo", tmp_path / "out")
     broken = shutil.copytree(platform_run(), tmp_path / "run")
     (broken / "checkpoints/best.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"best\.safetensors is missing; train the run again"):
+        export_run(broken, tmp_path / "out")
+    seal_again(broken)
     with pytest.raises(ValueError, match="has not finished an epoch yet"):
         export_run(broken, tmp_path / "out")
     other = simulate_log(Simulation(preset="tiny", days=3, requests_per_day=20, seed=4), tmp_path / "other")

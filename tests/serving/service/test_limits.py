@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import resource
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import httptools
 import pytest
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors.multiprocess import Multiprocess
 
@@ -80,6 +82,7 @@ def test_uvicorn_still_has_the_attributes_that_the_protocol_reads() -> None:
         "transport",
         "connections",
         "cycle",
+        "flow",
         "scope",
         "headers",
         "timeout_keep_alive",
@@ -89,6 +92,9 @@ def test_uvicorn_still_has_the_attributes_that_the_protocol_reads() -> None:
         assert hasattr(protocol, name), name
     protocol.on_message_begin()
     assert protocol.url == b""
+    assert {"pause_reading", "resume_reading"} <= set(vars(FlowControl))
+    assert "self.flow.write_paused" in inspect.getsource(RequestResponseCycle)
+    assert _SelectorSocketTransport.max_size > limits.RECEIVED_BYTES  # of a read, which the protocol lowers
     parameters = set(inspect.signature(RequestResponseCycle).parameters)
     assert {"scope", "transport"} <= parameters
     source = inspect.getsource(RequestResponseCycle)

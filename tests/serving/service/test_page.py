@@ -16,6 +16,7 @@ from rankfall.serving import Bundle
 from support import chromium
 from support.bundles import platform_bundle
 from support.page_driver import (
+    ATTACKS,
     DIGITS,
     address_of,
     assert_has_numbers,
@@ -23,6 +24,7 @@ from support.page_driver import (
     card,
     explain,
     focused,
+    foreign_elements,
     funnel,
     hostile_bundle,
     in_its_list,
@@ -278,6 +280,38 @@ def test_ids_with_markup_and_items_that_the_index_misses(page: Page, hostile_add
     assert_has_numbers(text, score, retrieval.threshold)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("main script, main img").count() == 0
+
+
+def test_markup_in_values_is_shown_as_text(browser: Browser, hostile_address: str, hostile: Bundle) -> None:
+    """Without the content security policy, so that injected markup would be executed."""
+    request = hostile.examples()[0]["request"]
+    with browser.new_context(bypass_csp=True) as context:
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        show(page, f"{hostile_address}/#example=0")
+        (title,) = hostile.items.display(hostile.items.rows([funnel(hostile)[0].ids[0]]))["title"]
+        assert page.get_by_text(title).count() > 0
+        for item in hostile.items.ids(np.arange(len(ATTACKS))):
+            explain(page, str(item))
+            assert foreign_elements(page) == 0
+        page.get_by_text("Whole request as JSON").click()
+        for attack in ATTACKS:
+            for content in (
+                {**request, "candidates": [attack, f"{attack}7"]},  # an unknown item
+                {**request, attack: 1},  # an unknown field
+                {**request, "user": {attack: attack}},
+            ):
+                page.get_by_label("Request as JSON").fill(json.dumps(content))
+                with page.expect_response("**/rank"):
+                    page.get_by_role("button", name="Rank").click()
+                page.evaluate("() => new Promise((done) => setTimeout(done, 50))")  # the response is shown
+                assert foreign_elements(page) == 0
+        page.goto(f"{hostile_address}/docs")
+        assert "hacked" in page.locator("pre.answer").inner_text()
+        assert foreign_elements(page) == 0
+        page.goto(f"{hostile_address}/<img src=x onerror=hacked=1>")
+        assert "unknown path" in page.content()
+        assert page.evaluate("typeof hacked") == "undefined"
 
 
 def test_long_lists_are_paged(page: Page, hostile_address: str, hostile: Bundle) -> None:

@@ -2,106 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import socket
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.responses import Response
 
 from rankfall.commands import serve as command
-from rankfall.serving.service import http_io, limits, rank_routes, run_service
+from rankfall.serving.service import json_bodies, limits, rank_routes, run_service
+from rankfall.serving.service.log_lines import LineFormatter
 from support.bundles import platform_bundle
 from support.services import PATIENCE, Answer, Running, eventually, loaded, ranking_bundle, requests, running
+from support.wire import HEALTH, Wire, connections, post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.serving.service.http_protocol import LimitedHttpProtocol
     from rankfall.serving.service.settings import Settings
 
 pytestmark = pytest.mark.service
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-class Wire:
-    """A connection that sends and receives raw bytes."""
-
-    def __init__(self, port: int, **options: int) -> None:
-        self.socket = socket.socket()
-        self.socket.settimeout(PATIENCE)
-        for name, value in options.items():
-            self.socket.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        self.socket.connect(("127.0.0.1", port))
-        self._rest = b""
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.socket.close()
-
-    def send(self, *parts: bytes) -> Wire:
-        for part in parts:
-            self.socket.sendall(part)
-        return self
-
-    def answer(self) -> Answer:
-        """Return the next answer."""
-        while b"\r\n\r\n" not in self._rest:
-            self._more()
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines)
-        length = int(headers["content-length"])
-        while len(self._rest) < length:
-            self._more()
-        body, self._rest = self._rest[:length], self._rest[length:]
-        return Answer(int(first.split()[1]), headers, body)
-
-    def is_over(self) -> bool:
-        """Wait until the connection closes; return whether no more bytes arrived."""
-        try:
-            return not self._rest and not self.socket.recv(65536)
-        except ConnectionResetError:  # the server had not read everything
-            return True
-
-    def rest(self) -> int:
-        """Return the number of bytes until the connection closes."""
-        size = len(self._rest)
-        try:
-            while part := self.socket.recv(65536):
-                size += len(part)
-        except ConnectionResetError:
-            pass
-        return size
-
-    def _more(self) -> None:
-        part = self.socket.recv(65536)
-        assert part, f"the connection ended after {self._rest!r}"
-        self._rest += part
-
-
-def post(content: object, extra: bytes = b"", path: bytes = b"/rank") -> tuple[bytes, bytes]:
-    """Return the headers and the body of a call."""
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
-    return head % (path, extra, len(body)), body
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Running]:
     with running(platform_bundle()) as service:
         yield service
-
-
-def connections(service: Running) -> set[LimitedHttpProtocol]:
-    return service.server.server_state.connections  # type: ignore[return-value]
 
 
 def test_answers_are_sent_without_delay(served: Running) -> None:
@@ -250,11 +183,13 @@ class Reading:
         self.opened = threading.Event()
         self.count = 0
 
-        def parse_json(body: bytes) -> dict[str, Any]:
+        parse = json_bodies.parse_json
+
+        def parse_json(body: bytes, *, max_names: int) -> dict[str, Any]:
             if len(body) > limits.LARGE_BODY_BYTES:
                 self.count += 1
                 assert self.opened.wait(PATIENCE)
-            return http_io.parse_json(body)
+            return parse(body, max_names=max_names)
 
         monkeypatch.setattr(rank_routes, "parse_json", parse_json)
 
@@ -322,7 +257,7 @@ def test_local_service_accepts_only_local_host_names() -> None:
     with running(platform_bundle(), local=True) as service, service.client() as client:
         for host in ("localhost", "LOCALHOST:80", "127.0.0.1", f"127.0.0.1:{service.port}", "[::1]:9", "127.0.0.2"):
             assert client.call("GET", "/examples", Host=host).code == 200
-        for host in ("evil.example", f"evil.example:{service.port}", "127.0.0.1.evil.example", "localhost.evil", ""):
+        for host in ("evil.example", f"evil.example:{service.port}", "127.0.0.1.evil.example", "localhost.evil"):
             for path in ("/examples", "/", "/model"):
                 refused = client.call("GET", path, Host=host)
                 assert refused.code == 403
@@ -340,3 +275,107 @@ def test_public_service_accepts_any_host_name(host: str, is_local: bool, monkeyp
     monkeypatch.setattr(run_service, "serve", serve)
     command.serve(platform_bundle(), host=host)
     assert [settings.local for settings in given] == [is_local]
+
+
+ONE_HOST = b"Host: localhost\r\n"
+BAD_HOSTS = {
+    "none": (b"", "host: found no Host header, expected one"),
+    "two": (ONE_HOST * 2, "host: found 2 Host headers, expected one"),
+    "two that differ": (ONE_HOST + b"Host: evil.example\r\n", "host: found 2 Host headers, expected one"),
+    "empty": (b"Host:\r\n", "host: found '', expected a name or address"),
+    "markup": (b"Host: a<b>\r\n", "host: found 'a<b>', expected a name or address"),
+    "path": (b"Host: localhost/x\r\n", "host: found 'localhost/x', expected a name or address"),
+}
+
+
+@pytest.mark.parametrize("line", [b"GET /health", b"GET /unknown", b"PUT /rank", b"OPTIONS *", b"GET http://x/health"])
+@pytest.mark.parametrize(("headers", "message"), BAD_HOSTS.values(), ids=BAD_HOSTS)
+def test_requests_need_one_valid_host(served: Running, line: bytes, headers: bytes, message: str) -> None:
+    if line.startswith(b"GET http") and headers.count(b"Host") == 1:
+        pytest.skip("the host of the URL replaces the header")
+    with Wire(served.port) as client:
+        answer = client.send(line + b" HTTP/1.1\r\n" + headers + b"\r\n").answer()
+        assert answer.code == 400
+        assert answer.json == {"error": message, "field": "host"}
+        assert client.is_over()
+
+
+def test_old_clients_need_no_host(served: Running) -> None:
+    with Wire(served.port) as client:
+        answer = client.send(b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").answer()
+        assert (answer.code, answer.headers["connection"]) == (200, "close")
+        assert client.is_over()
+
+
+def test_host_of_a_complete_url_is_the_one_that_counts() -> None:
+    with running(platform_bundle(), local=True) as service, Wire(service.port) as client:
+        for url, code in ((b"http://evil.example/health", 403), (b"http://localhost:9/health", 200)):
+            assert client.send(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % url).answer().code == code
+        for path in (b"/unknown", b"/rank"):
+            assert client.send(b"GET %b HTTP/1.1\r\nHost: evil.example\r\n\r\n" % path).answer().code == 403
+
+
+FRAMINGS = {
+    "both lengths": b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "list of lengths": b"Content-Length: 2, 2\r\n\r\n{}",
+    "signed length": b"Content-Length: +2\r\n\r\n{}",
+    "space before the colon": b"Content-Length : 2\r\n\r\n{}",
+    "folded line": b"Content-Length:\r\n 2\r\n\r\n{}",
+    "unknown coding": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunked and more": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "line feeds": b"X: 1\n\n",
+    "huge chunk": b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+    "trailers without end": b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: %b\r\n" % (b"a" * 70_000),
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
+def test_ambiguous_bodies_are_refused(served: Running, framing: bytes) -> None:
+    with Wire(served.port) as client:
+        client.send(b"POST /rank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + framing)
+        client.send(HEALTH)  # would be smuggled
+        head = client.socket.recv(65536)
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"200 OK" not in head + client.all()
+
+
+def test_compressed_transfer_is_refused(served: Running) -> None:
+    with Wire(served.port) as client:
+        head, _ = post({}, b"Transfer-Encoding: gzip, chunked\r\n")
+        answer = client.send(head.replace(b"Content-Length: 2\r\n", b"") + b"0\r\n\r\n").answer()
+        assert answer.code == 501
+        assert "transfer-encoding: found 'gzip, chunked'" in answer.json["error"]
+
+
+# --- log lines ----------------------------------------------------------------------------------------------------
+
+FORGED = "x\n2026-01-01 00:00:00,000 1 INFO forged \x1b[31m\r\x00\x85\u2028\u202e"
+
+
+def test_log_lines_escape_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(platform_bundle()) as service, service.client() as client:
+        refused = client.reload(Path(f"/nowhere/{FORGED.replace(chr(0), '')}"))
+        assert refused.code == 409
+        assert "forged" in refused.json["error"]
+    log = capsys.readouterr().err
+    (line,) = [line for line in log.split("\n") if "forged" in line]
+    assert "main keeps its bundle, another was refused" in line
+    assert "x\\n2026-01-01 00:00:00,000 1 INFO forged \\x1b[31m\\r\\x85\\u2028\\u202e" in line
+    assert line.isprintable()
+
+
+def test_tracebacks_in_the_log_are_indented() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LineFormatter("%(levelname)s %(message)s"))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        logger.exception("failed: %s", FORGED, stack_info=True)
+    first, *others = stream.getvalue().removesuffix("\n").split("\n")
+    assert first.startswith("ERROR failed: x\\n2026")
+    assert all(line.startswith("    ") for line in others)
+    assert all(line.isprintable() for line in [first, *others])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import re
+import shutil
 import socket
 import threading
 import time
@@ -11,15 +13,19 @@ import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count as count_from
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankfall._seal import about_file
 from rankfall.serving import Bundle, RequestError
 from rankfall.serving.service import limits
 from support.bundles import platform_bundle
+from support.sealing import edit_manifest
 from support.services import (
     HEADERS,
+    PATIENCE,
     Answer,
     Running,
     eventually,
@@ -385,9 +391,10 @@ def test_swaps_under_load_neither_lose_nor_mix_answers(tmp_path: Path, threads: 
 
     def ask(number: int) -> Counter[str]:
         seen: Counter[str] = Counter()
+        request = requests()[number]  # a copy of all examples, which takes longer than an answer
         with service.client() as client:
-            while not done.is_set():
-                answer = client.post("/rank", requests()[number])
+            while not done.wait(0.005):  # at most 200 requests per second and client, however long the swaps take
+                answer = client.post("/rank", request)
                 assert answer.code == 200
                 assert answer.json["ids"] == expected[answer.json["model"]][number]
                 seen[answer.json["model"]] += 1
@@ -471,6 +478,88 @@ def test_calls_without_an_answer_do_not_keep_a_bundle_alive(monkeypatch: pytest.
     finally:
         opened.set()
         gc.enable()
+
+
+def spoil(path: Path, how: str) -> None:
+    """Change all files of a bundle in place, as a copy onto it would."""
+    for file in (file for file in path.rglob("*") if file.is_file()):
+        with file.open("r+b") as opened:
+            if how == "truncate":
+                opened.truncate(0)
+            else:
+                opened.write(b"\xff" * file.stat().st_size)
+
+
+@contextmanager
+def steady_requests(service: Running, expected: list[int | str]) -> Iterator[None]:
+    """Send requests from two connections during the context and some more after it; all answers must be right."""
+    ended = threading.Event()
+
+    def send() -> int:
+        with service.client() as client:
+            for count in count_from(1):
+                assert client.post("/rank", requests()[0]).json["ids"] == expected
+                if ended.is_set() and count >= 20:
+                    return count
+        raise AssertionError("not reached")
+
+    with ThreadPoolExecutor(2) as threads:
+        senders = [threads.submit(send) for _ in range(2)]
+        try:
+            yield
+        finally:
+            ended.set()
+        for sender in senders:
+            assert sender.result(PATIENCE) >= 20
+
+
+@pytest.mark.parametrize("how", ["truncate", "overwrite"])
+def test_changes_of_served_files_have_no_effect(tmp_path: Path, how: str) -> None:
+    """A mapped file would end this process, or change its answers."""
+    path = shutil.copytree(platform_bundle(), tmp_path / "bundle")
+    expected = loaded(platform_bundle()).rank(requests())
+    with running(path) as service, service.client() as client:
+        assert client.post("/rank", requests()[0]).json["ids"] == expected[0].ids
+        with steady_requests(service, expected[0].ids):
+            spoil(path, how)
+            assert client.reload(path).code == 409
+            shutil.copytree(platform_bundle(), path, dirs_exist_ok=True)  # in place again
+            assert client.reload(path).code == 200
+            spoil(path, how)
+        content = client.post("/rank", {"requests": requests()}).json["rankings"]
+        assert [ranking["ids"] for ranking in content] == [ranking.ids for ranking in expected]
+        assert [ranking["scores"] for ranking in content] == [
+            pytest.approx(ranking.scores, abs=1e-6) for ranking in expected
+        ]
+        assert client.post("/items", {"ids": expected[0].ids}).json["known"] == [True] * len(expected[0].ids)
+        assert client.reload(path).code == 409
+        assert client.post("/rank", requests()[0]).json["ids"] == expected[0].ids
+
+
+@pytest.mark.parametrize(
+    ("place", "graph", "why"),
+    [
+        (
+            "retrieval/user.onnx",
+            "ranking/scorer.onnx",
+            r"stage retrieval: it needs item\.\w+, .*which the stage does not",
+        ),
+        (
+            "ranking/scorer.onnx",
+            "retrieval/user.onnx",
+            r"stage ranking: it returns an array of shape \(\d+, \d+\), exp",
+        ),
+    ],
+)
+def test_a_graph_of_another_stage_is_refused_by_name(tmp_path: Path, place: str, graph: str, why: str) -> None:
+    path = shutil.copytree(platform_bundle(), tmp_path / "bundle")
+    shutil.copy(path / "stages" / graph, path / "stages" / place)
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    edit_manifest(path / "manifest.json", files={name: about_file(path / name) for name in files})
+    with running(platform_bundle()) as service, service.client() as client:
+        answer = client.reload(path)
+        assert answer.code == 409
+        assert re.search(rf"{path / 'stages' / place} is not the graph of {why}", answer.json["error"])
 
 
 def test_documents_change_with_the_bundle() -> None:

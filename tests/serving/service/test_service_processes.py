@@ -10,10 +10,11 @@ import shutil
 import signal
 import socket
 from http.client import HTTPException
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from rankfall._files import checksum
 from rankfall.serving import bundle_files as files
 from rankfall.serving.service import bundle_slots as slots
 from rankfall.serving.service.app import Service
@@ -36,9 +37,6 @@ from support.services import (
     serving,
     spoiled,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.service
 
@@ -102,6 +100,7 @@ def test_refused_bundle_is_retried_when_it_changes(tmp_path: Path) -> None:
 
 def test_worker_without_a_good_bundle_waits(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "bundle", shared=tmp_path)
+    (tmp_path / "copies").mkdir()
     shutil.copytree(platform_bundle(), tmp_path / "bundle")
     load_initial_bundles(settings, SharedState(tmp_path))
     (tmp_path / "bundle").rename(tmp_path / "away")
@@ -338,3 +337,45 @@ def test_token_is_not_shown() -> None:
     with running(platform_bundle()) as service, service.client() as client:
         assert TOKEN not in repr(service.service.settings)
         assert all(TOKEN.encode() not in client.get(path).body for path in ("/model", "/metrics", "/docs"))
+
+
+def copies_of(program: Program) -> list[set[str]]:
+    """Return the copies of bundle files that each worker has mapped: inode and name."""
+    found = []
+    for worker in program.workers():
+        lines = [line.split() for line in Path(f"/proc/{worker}/maps").read_text().splitlines() if "/copies/" in line]
+        found.append({f"{line[4]} {line[5]}" for line in lines})
+    return found
+
+
+def names(copies: set[str]) -> set[str]:
+    return {copy.rpartition("/")[2] for copy in copies}
+
+
+def test_workers_share_the_memory_of_a_bundle_that_may_be_changed(tmp_path: Path) -> None:
+    path = shutil.copytree(platform_bundle(), tmp_path / "bundle")
+    temporary = tmp_path / "temporary"
+    abandoned = temporary / ".rankfall-serve.00c0ffee.unfinished"
+    abandoned.mkdir(parents=True)
+    expected = loaded(platform_bundle()).rank(requests()[0]).ids
+    with Program(path, "--workers", "2", TMPDIR=str(temporary)) as program:
+        assert not abandoned.exists()
+        eventually(lambda: len(copies_of(program)) == 2 and all(copies_of(program)))
+        first, second = copies_of(program)
+        assert first == second
+        assert names(first) >= {checksum(path / name) for name in ("items.arrow", "stages/retrieval/items.faiss")}
+        for file in (file for file in path.rglob("*") if file.is_file()):
+            os.truncate(file, 0)
+        for _ in range(4):  # new connections, which either worker may accept
+            with program.client() as client:
+                assert client.post("/rank", requests()[0]).json["ids"] == expected
+        with program.client() as client:
+            assert client.reload(ranking_bundle()).code == 200
+        entries = json.loads((ranking_bundle() / "manifest.json").read_text())["files"].values()
+        kept = {entry["sha256"] for entry in entries}
+        (copies,) = temporary.glob(".rankfall-serve.*.unfinished/copies")
+        assert not kept >= names(first)  # the new bundle has no index
+        eventually(lambda: all(names(mapped) <= kept for mapped in copies_of(program)))
+        eventually(lambda: {one.name for one in copies.iterdir()} <= kept | {"copies.lock"})
+        assert program.end()[0] == 0
+    assert list(temporary.iterdir()) == []

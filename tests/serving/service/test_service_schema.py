@@ -15,10 +15,11 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.result import Ok
 
 from support.bundles import platform_bundle
+from support.fuzzing import cases, is_long
 from support.services import TOKEN, Client, Running, loaded, ranking_bundle, requests, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.service
 
@@ -227,8 +228,11 @@ CONFORMANCE = (
 )
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_no_generated_request_breaks_the_service(served: Running, mode: GenerationMode) -> None:
+def test_no_generated_request_breaks_the_service(
+    served: Running, mode: GenerationMode, record_property: Callable[[str, object], None]
+) -> None:
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{served.port}/openapi.json")
     checks = CHECKS.get_by_names(CONFORMANCE)
     tried: Counter[str] = Counter()
@@ -237,6 +241,7 @@ def test_no_generated_request_breaks_the_service(served: Running, mode: Generati
         operation = result.ok()
         if mode is GenerationMode.POSITIVE or operation.body or operation.query:  # others cannot be invalid
             tried += Counter({operation.path: asked(operation, mode, checks)})
+    record_property("cases", tried.total())
     assert {path for path, methods in schema.raw_schema["paths"].items() if "post" in methods} <= set(tried)
 
 
@@ -245,8 +250,8 @@ def asked(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, che
     headers = {"Authorization": f"Bearer {TOKEN}"} if operation.path == "/reload" else {}
     count = 0
 
+    @settings(cases(5 if is_long() else 25), suppress_health_check=list(HealthCheck))
     @given(operation.as_strategy(mode))
-    @settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     def ask(case: Case[Any]) -> None:
         nonlocal count
         count += 1

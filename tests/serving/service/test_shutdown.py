@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -152,6 +153,31 @@ def test_two_simultaneous_signals_stop_at_once() -> None:
         assert program.process.wait(60) in (-signal.SIGTERM, -signal.SIGINT)
 
 
+ENDLESS = """
+import itertools
+from rankfall.serving.service import limits, rank_routes
+limits.EXIT_SECONDS = 1
+def parse_json(body, *, max_names):
+    print("parsing", flush=True)
+    for _ in itertools.count():  # as a computation that nobody can interrupt
+        pass
+rank_routes.parse_json = parse_json
+"""
+
+
+def test_shutdown_does_not_wait_for_a_thread_that_parses() -> None:
+    body = json.dumps({"deadline": 100, "exclude": [0] * 50_000}).encode()
+    with Program(platform_bundle(), prelude=ENDLESS) as program:
+        with program.client() as client:
+            assert client.post("/rank", body).code == 504
+        assert program.process.stdout is not None
+        assert program.process.stdout.readline() == "parsing\n"
+        code, log = program.end()
+    assert code == 1
+    assert "Timeout (0:00:01)!" in log  # with the stacks of the threads
+    assert "in parse_json" in log
+
+
 # --- limits -------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +185,7 @@ def test_shutdown_waits_for_the_longest_deadline() -> None:
     config = server_config(None, Settings(platform_bundle(), deadline=1))
     assert config.timeout_graceful_shutdown is not None
     assert config.timeout_graceful_shutdown > limits.MAX_DEADLINE_MS / 1000
+    assert limits.shutdown_seconds(drain=15) == 15 + 75 + 10
 
 
 def test_idle_connections_close_after_keep_alive() -> None:

@@ -115,7 +115,10 @@ def test_a_preset_is_replaced_by_its_options() -> None:
             "loss.version: found 'sond', did you mean 'sound', expected",
         ),
         ("loss={name: lambda_loss, mix: 2}", "loss.mix: found 2, expected less than or equal to 1"),
-        ("loss={name: relax_loss, m: 2, k: 1, tau: 0}", "loss.tau: found 0, expected greater than 0"),
+        (
+            "loss={name: relax_loss, m: 2, k: 1, tau: 0}",
+            "loss.tau: found 0, expected greater than or equal to 0.0000000001",
+        ),
         (
             "loss={name: relax_loss, m: 2, k: 1, tau: {start: 9, stop: 1}}",
             "loss.tau: found {'start': 9, 'stop': 1}, expected a number or start, end and schedule",

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+import rankfall.__main__
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.registry import names
@@ -35,6 +35,9 @@ from support.torchrun_program import NORMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from support.forks import Fork, Forks
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH}
 DEADLINE = 600  # seconds, for a machine that is busy
@@ -309,12 +312,14 @@ def test_sparse_gradients_go_through_the_network_that_was_chosen(monkeypatch: py
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def start(config: Path, run: Path, *options: str, launch: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    program = [*LAUNCH, *launch, "-m", "rankfall", "train", str(config), "--out", str(run), *options]
-    return subprocess.Popen(program, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def start(forks: Forks, config: Path, run: Path, *options: str, launch: tuple[str, ...] = ()) -> Fork:
+    """Start torchrun, whose processes are forks, as importing torch in each would take longer than their training."""
+    program = ["--start-method", "fork", "--run-path", rankfall.__main__.__file__, "train", str(config)]
+    call = "torch.distributed.run:main"
+    return forks.start(*LAUNCH[3:], *launch, *program, "--out", str(run), *options, call=call)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], process: Fork) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -327,14 +332,11 @@ def newest(run: Path) -> int:
     return max((int(path.stem.partition("-")[2]) for path in Checkpoints(run / "checkpoints", 9).paths()), default=0)
 
 
-def kill_process(launcher: subprocess.Popen[str], rank: int) -> None:
-    """Kill one of the processes that torchrun started."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    for child in children:
-        if f"RANK={rank}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            os.kill(int(child), signal.SIGKILL)
-            return
-    pytest.fail(f"no process of rank {rank} among {children}")
+def kill_process(launcher: Fork, rank: int) -> None:
+    """Kill one of the processes that torchrun started, which it does in the order of ranks."""
+    children = launcher.children()
+    assert len(children) == 2
+    os.kill(children[rank], signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -359,15 +361,15 @@ def assert_same_curve(run: Path, other: Path) -> None:
     assert len(lines(run)) == len(lines(other))
 
 
-def test_processes_are_lost_and_started_again(config: Path, whole: Path, tmp_path: Path) -> None:
+def test_processes_are_lost_and_started_again(forks: Forks, config: Path, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launcher = start(config, run, launch=("--max-restarts", "1"))
+    launcher = start(forks, config, run, launch=("--max-restarts", "1"))
     wait_for(lambda: newest(run) >= 4, launcher)
     kill_process(launcher, 0)
     before = lines(run)[: newest(run) // 4]  # an epoch is noted before its checkpoint is written
     wait_for(lambda: newest(run) >= 12, launcher)
     kill_process(launcher, 1)  # for which there is no further start
-    said = launcher.communicate(timeout=DEADLINE)[1]
+    said = launcher.communicate()[1]
     assert launcher.returncode == 1
     first, _, second = said.partition("error: one of the 2 processes ended. Training ended after batch ")[2].partition(
         "error: one of the 2 processes ended. Training ended after batch "
@@ -388,12 +390,12 @@ def test_processes_are_lost_and_started_again(config: Path, whole: Path, tmp_pat
     assert_same_curve(run, whole)
 
 
-def test_all_stop_after_the_same_batch(config: Path, tmp_path: Path) -> None:
+def test_all_stop_after_the_same_batch(forks: Forks, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launcher = start(config, run, "training.epochs=100000")
+    launcher = start(forks, config, run, "training.epochs=100000")
     wait_for(lambda: newest(run) >= 4, launcher)
     launcher.send_signal(signal.SIGTERM)
-    said = launcher.communicate(timeout=DEADLINE)[1]
+    said = launcher.communicate()[1]
     assert f"the same command with --resume continues {run} from there" in said
     assert "error: " not in said.partition("Traceback")[0]
     step = int(said.partition("stopped after batch ")[2].split()[0])

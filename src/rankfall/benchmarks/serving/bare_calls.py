@@ -13,7 +13,8 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
-from rankfall.serving.bundle_files import INDEX, ITEMS, SCORER_GRAPH, USER_GRAPH, map_table, numbers, one_array
+from rankfall.serving.bundle_files import INDEX, ITEMS, SCORER_GRAPH, USER_GRAPH, numbers, one_array, read_table
+from rankfall.serving.memory_files import read_file
 from rankfall.serving.onnx_stages import BLOCK, probing
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class BareCalls:
         about = first["index"]
         self._parameters = probing(about["nprobe"]) if about.get("lists", 1) > 1 else faiss.SearchParameters()
         self._scorers = [_Scorer(stage, folder / stage["name"] / SCORER_GRAPH) for stage in others]
-        table = map_table(bundle.path / ITEMS)
+        table = read_table(read_file(bundle.path / ITEMS))
         self._items = {name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")}
         self.seconds = dict.fromkeys(PARTS, 0.0)  # of all calls
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._files import write_file
 from rankfall._manifest import MANIFEST
-from rankfall.serving.bundle_files import EXAMPLES, ITEMS, SEAL, about_files, is_bundle, read_manifest, seal
+from rankfall._seal import about_files, write_manifest
+from rankfall.serving.bundle_files import EXAMPLES, ITEMS, is_bundle, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +63,12 @@ def requests_like_examples(bundle: Bundle, count: int, *, seed: int = 0) -> list
 
 def bad_bundles(bundle: Path, directory: Path) -> dict[str, Path]:
     """Create invalid copies of a bundle; return their paths by the defect."""
-    makers = {"a changed file": _change_file, "a graph that is cut off": _cut_graph, "other answers": _change_answers}
+    makers = {
+        "a changed file": _change_file,
+        "a graph that is cut off": _cut_graph,
+        "a graph of another stage": _exchange_graph,
+        "other answers": _change_answers,
+    }
     made = {}
     for number, (what, spoil) in enumerate(makers.items()):
         made[what] = directory / f"bad-{number}"
@@ -84,6 +90,13 @@ def _cut_graph(path: Path) -> None:
     seal_again(path)
 
 
+def _exchange_graph(path: Path) -> None:
+    """Replace a graph by that of the last stage, or if there is only one stage, by nothing; the checksums match."""
+    first, *others = sorted(path.glob("stages/*/*.onnx"))
+    write_file(first, others[-1].read_bytes() if others else b"")
+    seal_again(path)
+
+
 def _change_answers(path: Path) -> None:
     """Change an expected score; the checksums match, so that only ranking the examples shows the defect."""
     examples = json.loads((path / EXAMPLES).read_text(encoding="utf-8"))
@@ -97,5 +110,4 @@ def seal_again(path: Path) -> None:
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     (path / MANIFEST).unlink()
     manifest["files"] = about_files(path)
-    manifest[SEAL] = seal(manifest)
-    write_file(path / MANIFEST, json.dumps(manifest))
+    write_manifest(path / MANIFEST, manifest)

@@ -28,15 +28,16 @@ MB = 2**20
 class Service:
     """A running service on this machine."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, token: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, token: str, output: IO[str]) -> None:
         self.port = port
+        self.token = token
         self._process = process
-        self._token = token
+        self._output = output
 
     def call(self, method: str, path: str, body: Any = None, *, timeout: float = 60.0) -> tuple[int, Any]:
         """Send a request with the token; return the status code and the content of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
@@ -51,6 +52,31 @@ class Service:
         """Whether the process has ended."""
         return self._process.poll() is not None
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the process, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def output(self) -> str:
+        """Return what the process has printed so far."""
+        return os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0).decode(errors="replace")
+
+    def end(self, seconds: float) -> float | None:
+        """Send SIGTERM; return the seconds until the process has ended, or None after it had to be killed."""
+        begin = time.perf_counter()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return None
+        return time.perf_counter() - begin
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.wait()
+
     def cpu_seconds(self) -> float | None:
         """Return the CPU time of all its processes, or None if the system is not Linux."""
         try:
@@ -60,10 +86,12 @@ class Service:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> tuple[float, float] | None:
-        """Return the resident megabytes of its processes, with and without mapped files."""
+        """Return the resident megabytes of its processes, with and without mapped files; None if it has ended."""
         try:
             found = [_status(process) for process in self._processes()]
         except OSError:
+            return None
+        if any("VmRSS" not in one for one in found):  # ended, but not yet waited for
             return None
         return sum(one["VmRSS"] for one in found) / 1024, sum(one["RssAnon"] for one in found) / 1024
 
@@ -94,12 +122,12 @@ def running(bundle: Path, options: Sequence[str] = ()) -> Iterator[Service]:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, text=True, env=os.environ | {"RANKFALL_TOKEN": token}
         )
+        service = Service(process, port, token, output)
         try:
-            service = Service(process, port, token)
-            _wait_until_ready(service, output)
+            _wait_until_ready(service)
             yield service
         finally:
-            _end(process)
+            service.end(END_SECONDS)
 
 
 def _free_port() -> int:
@@ -108,7 +136,7 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _wait_until_ready(service: Service, output: IO[str]) -> None:
+def _wait_until_ready(service: Service) -> None:
     ends = time.monotonic() + START_SECONDS
     while not service.ended and time.monotonic() < ends:
         try:
@@ -117,19 +145,9 @@ def _wait_until_ready(service: Service, output: IO[str]) -> None:
         except OSError:  # it does not listen yet
             pass
         time.sleep(0.1)
-    output.seek(0)
     raise OSError(
-        f"rankfall serve was not ready within {START_SECONDS:.0f} s; its output: {output.read()[-2000:].strip()}"
+        f"rankfall serve was not ready within {START_SECONDS:.0f} s; its output: {service.output()[-2000:].strip()}"
     )
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class MemoryMonitor:

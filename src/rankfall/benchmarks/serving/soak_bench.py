@@ -9,7 +9,6 @@ the service has to work normally directly afterwards.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
@@ -18,25 +17,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rankfall.benchmarks.serving.answer_check import expected_answers, model_name, wrong_unexpected_items
-from rankfall.benchmarks.serving.bench_bundles import bad_bundles, requests_like_examples
-from rankfall.benchmarks.serving.load_generator import Job, drive, started, write_bodies
+from rankfall.benchmarks.serving.bench_bundles import bad_bundles
+from rankfall.benchmarks.serving.checked_load import CheckedLoad
+from rankfall.benchmarks.serving.load_generator import drive, started
 from rankfall.benchmarks.serving.serve_bench import Spread, spread
 from rankfall.benchmarks.serving.service_process import MemoryMonitor, running
-from rankfall.serving import Bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from rankfall.benchmarks.serving.bench_bundles import OnStep
     from rankfall.benchmarks.serving.load_generator import Outcome
     from rankfall.benchmarks.serving.service_process import Service
 
-    OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
-
-POOL = 2048  # different requests
-CLIENTS = 32  # for finding the largest rate
 OVERLOAD = 3.0  # times the largest rate
 PATIENT = ("--deadline", "10000", "--queue", "4096")  # under load the limits must not be reached
 DEADLINE = 1000.0  # milliseconds, of the service under overload
@@ -148,11 +143,12 @@ def soak(first: Path, second: Path, settings: Settings, *, on_step: OnStep) -> R
     """
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        models = _expect(first, second, directory, on_step)
-        bad = bad_bundles(second, directory)
-        plan = _Plan({models[0]: first, models[1]: second}, bad, settings, directory)
+        load = CheckedLoad([first, second], directory, on_step=on_step)
+        models = list(load.models)
+        plan = _Plan(load, bad_bundles(second, directory), settings)
         with running(first, PATIENT) as plan.service:
-            largest = plan.largest_rate(on_step)
+            on_step("finding the largest rate", 0, None)
+            largest = load.largest_rate(plan.service.port, settings.finding)
             outcome, memory = plan.under_load(settings.rate * largest, on_step)
         with running(first, ["--deadline", str(round(DEADLINE))]) as plan.service:
             on_step("overload", 0, None)
@@ -160,58 +156,28 @@ def soak(first: Path, second: Path, settings: Settings, *, on_step: OnStep) -> R
         return _report(settings, models, largest, outcome, plan.swaps, memory, overload)
 
 
-def _expect(first: Path, second: Path, directory: Path, on_step: OnStep) -> list[str]:
-    """Write requests and the answers of both bundles; return the model names."""
-    bundles = [Bundle.load(first), Bundle.load(second)]
-    requests = requests_like_examples(bundles[0], POOL)
-    write_bodies(directory / "bodies.jsonl", requests)
-    expected: dict[str, Any] = {}
-    done = 0
-
-    def on_requests(count: int) -> None:
-        nonlocal done
-        on_step("computing the expected answers", done := done + count, 2 * POOL)
-
-    for bundle in bundles:
-        name = model_name(bundle.manifest)
-        if name in expected:
-            raise ValueError(f"bundle: {second} is the same as {first}, expected two different bundles")
-        expected[name] = expected_answers(bundle, requests, on_requests)
-    (directory / "expected.json").write_text(json.dumps(expected))
-    return list(expected)
-
-
 class _Plan:
     """The phases of a soak test."""
 
     service: Service
 
-    def __init__(self, models: dict[str, Path], bad: dict[str, Path], settings: Settings, directory: Path) -> None:
-        self._models = models  # paths by model name; the first one is served
+    def __init__(self, load: CheckedLoad, bad: dict[str, Path], settings: Settings) -> None:
+        self._load = load
+        self._models = load.models  # paths by model name; the first one is served
         self._bad = cycle(bad.items())
         self._settings = settings
-        self._bodies, self._expected = str(directory / "bodies.jsonl"), str(directory / "expected.json")
         self.swaps = Swaps()
-
-    def largest_rate(self, on_step: OnStep) -> float:
-        """Return the rate of a closed loop; answers are checked as they are under load."""
-        on_step("finding the largest rate", 0, None)
-        seconds = self._settings.finding
-        found = drive(self._job(seconds, clients=CLIENTS, warm_up=seconds / 4, expected=self._expected))
-        if not found.in_time:
-            raise OSError(f"the service answered no request: {found.quoted}")
-        return found.in_time / found.seconds
 
     def under_load(self, rate: float, on_step: OnStep) -> tuple[Outcome, Memory | None]:
         """Send requests at a rate while swapping bundles and offering invalid ones."""
         with MemoryMonitor(self.service) as monitor:
             outcome = self._send_and_swap(rate, on_step)
-        self._verify_unexpected(outcome)
+        self._load.verify_unexpected(outcome)
         return outcome, _memory(monitor.samples, self._settings)
 
     def _send_and_swap(self, rate: float, on_step: OnStep) -> Outcome:
         seconds = self._settings.minutes * _MINUTE
-        job = self._job(seconds, rate=rate, expected=self._expected)
+        job = self._load.job(self.service.port, seconds, rate=rate)
         begin = time.perf_counter()
         with started(job) as wait:
             for due, act in self._actions(seconds):
@@ -252,9 +218,9 @@ class _Plan:
 
     def overload(self, rate: float) -> Overload:
         """Send requests at a rate that is far too high."""
-        outcome = drive(self._job(self._settings.overload, rate=rate, expected=self._expected))
+        outcome = drive(self._load.job(self.service.port, self._settings.overload, rate=rate))
         well_after = self._works()
-        self._verify_unexpected(outcome)
+        self._load.verify_unexpected(outcome)
         return Overload(
             requests_per_second=rate,
             sent_per_second=outcome.sent / outcome.seconds,
@@ -268,25 +234,11 @@ class _Plan:
             well_after=well_after,
         )
 
-    def _verify_unexpected(self, outcome: Outcome) -> None:
-        """Let the bundles score unexpected items; count answers with different scores as wrong."""
-        if not outcome.unexpected:
-            return
-        bundles = {name: Bundle.load(path) for name, path in self._models.items()}
-        requests = [json.loads(line) for line in Path(self._bodies).read_text().splitlines()]
-        for why in wrong_unexpected_items(bundles, requests, outcome.unexpected):
-            outcome.verdicts["tied"] -= 1
-            outcome.verdicts["wrong"] = outcome.verdicts.get("wrong", 0) + 1
-            outcome.quote(f"wrong, {why}")
-
     def _works(self) -> bool:
         """Whether the service is healthy and answers every request."""
-        asked = drive(self._job(0.5, clients=1))
+        asked = drive(self._load.job(self.service.port, 0.5))
         codes = [self.service.call("GET", path)[0] for path in ("/health", "/ready")]
         return codes == [200, 200] and set(asked.codes()) == {200}
-
-    def _job(self, seconds: float, **how: Any) -> Job:
-        return Job(self.service.port, self._bodies, seconds, **how)
 
 
 # --- the report ---------------------------------------------------------------------------------------------------

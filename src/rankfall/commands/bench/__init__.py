@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from rankfall.commands.bench import functions, loading, process_scaling, sample_building, service_load, training_step
+from rankfall.commands.bench import (
+    functions,
+    loading,
+    process_scaling,
+    sample_building,
+    service_attack,
+    service_load,
+    training_step,
+)
 from rankfall.commands.terminal import examples
 
 app = typer.Typer(
@@ -19,6 +27,7 @@ app = typer.Typer(
         "rankfall bench scaling",
         "rankfall bench serve --keep bundles",
         "rankfall bench soak --minutes 10 --keep bundles",
+        "rankfall bench attack --minutes 10 --keep bundles",
         "rankfall bench ops --json > bench.json",
     ),
 )
@@ -39,3 +48,4 @@ app.command("prepare", epilog=examples("rankfall bench prepare --rows 10000000")
 app.command("scaling", epilog=examples("rankfall bench scaling --quick"))(process_scaling.scaling)
 app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
 app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)
+app.command("attack", epilog=service_attack.EXAMPLES)(service_attack.attack)

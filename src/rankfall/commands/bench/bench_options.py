@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import quick_option
+from rankfall.commands.options import MAX_NUMBER, MAX_SECONDS, finite, quick_option
+from rankfall.commands.terminal import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MIN_SIZE = 20
 
@@ -36,3 +43,46 @@ def parse_sizes(text: str | None) -> list[int] | None:
             f"found {sizes[0]}, expected list lengths of at least {MIN_SIZE}", param_hint="--sizes"
         )
     return sizes
+
+
+# --- bundles of a service -----------------------------------------------------------------------------------------
+
+ITEMS = 1_000_000
+Items = Annotated[int, typer.Option(min=1000, max=MAX_NUMBER, help="Number of items of a simulated bundle.")]
+KeepBundles = Annotated[
+    Path | None,
+    typer.Option(help="Directory that keeps simulated bundles for reuse.", show_default="temporary"),
+]
+BundlePath = Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")]
+Minutes = Annotated[
+    float, typer.Option(min=0.01, max=MAX_SECONDS, callback=finite, help="Duration of the load in minutes.")
+]
+Rate = Annotated[float, typer.Option(min=0.01, max=1.0, help="Requests per second, as a share of the largest rate.")]
+
+
+def need_serving() -> None:
+    """Refuse to continue if the packages of a service are not installed."""
+    try:
+        import rankfall.serving  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from None
+
+
+@contextmanager
+def serving_bundles(given: list[Path | None], items: int, keep: Path | None) -> Iterator[list[Path]]:
+    """Yield the given bundles, or as many simulated ones, which are removed afterwards unless `keep` is set."""
+    if all(path is not None for path in given):
+        yield [path for path in given if path is not None]
+        return
+    from rankfall.benchmarks.serving.bench_bundles import simulated_bundle
+
+    with tempfile.TemporaryDirectory() as scratch:
+        with progress() as bar:
+            task = bar.add_task("simulating", total=None)
+
+            def on_step(step: str, done: int, total: int | None) -> None:
+                bar.update(task, description=step, completed=done, total=total)
+
+            directory = keep or Path(scratch)
+            made = [simulated_bundle(directory, items, seed=seed, on_step=on_step) for seed in range(len(given))]
+        yield made

@@ -26,6 +26,15 @@ def column_table(rows: Sequence[T], columns: dict[str, Callable[[T], str]]) -> T
     return table
 
 
+def setting_table(first: str, *headings: str) -> Table:
+    """Return an empty table: a first column that names the setting, and columns of numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
+    return table
+
+
 def claims_table(claims: list[Claim], setting: str) -> Table:
     """Return a table of claims with their targets and measured values."""
     table = Table(title=f"\nclaims: {setting}", title_justify="left")
@@ -52,3 +61,10 @@ def format_megabytes(value: float | None) -> str:
 def format_share(value: float | None) -> str:
     """Format as a percentage."""
     return "" if value is None else f"{value:.1%}"
+
+
+def format_time(value: float | None) -> str:
+    """Format a time in milliseconds with three digits and without an exponent."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"

@@ -9,7 +9,7 @@ import typer
 
 from rankfall.commands.bench.bench_options import Quick
 from rankfall.commands.bench.bench_tables import column_table, format_number
-from rankfall.commands.options import AsJson
+from rankfall.commands.options import MAX_NUMBER, AsJson
 from rankfall.commands.terminal import print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def prepare(
     rows: Annotated[
-        int | None, typer.Option(min=1, help="Number of rows of the raw log.", show_default="10 million")
+        int | None,
+        typer.Option(min=1, max=MAX_NUMBER, help="Number of rows of the raw log.", show_default="10 million"),
     ] = None,
     quick: Quick = False,
     as_json: AsJson = False,

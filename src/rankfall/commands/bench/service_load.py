@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,35 +9,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from rankfall.commands.options import AsJson
+from rankfall.commands.bench.bench_options import (
+    ITEMS,
+    BundlePath,
+    Items,
+    KeepBundles,
+    Minutes,
+    Rate,
+    need_serving,
+    serving_bundles,
+)
+from rankfall.commands.bench.bench_tables import format_time, setting_table
+from rankfall.commands.options import MAX_SECONDS, AsJson, finite
 from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from rankfall.benchmarks.serving.serve_bench import Report, Row, Spread
     from rankfall.benchmarks.serving.soak_bench import Growth, Overload
     from rankfall.benchmarks.serving.soak_bench import Report as SoakReport
 
-    OnStep = Callable[[str, int, int | None], None]
-
 SERVE_EXAMPLES = examples("rankfall bench serve --keep bundles", "rankfall bench serve bundle --seconds 5 --json")
 SOAK_EXAMPLES = examples("rankfall bench soak --keep bundles", "rankfall bench soak bundle newer-bundle --minutes 2")
 
-ITEMS = 1_000_000
-Items = Annotated[int, typer.Option(min=1000, help="Number of items of a simulated bundle.")]
-Keep = Annotated[
-    Path | None,
-    typer.Option(help="Directory that keeps simulated bundles for reuse.", show_default="temporary"),
-]
-Bundle = Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")]
-
 
 def serve(
-    bundle: Bundle = None,
+    bundle: BundlePath = None,
     items: Items = ITEMS,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each turn in seconds.")] = 3.0,
-    keep: Keep = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=MAX_SECONDS, callback=finite, help="Duration of each turn in seconds.")
+    ] = 3.0,
+    keep: KeepBundles = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the overhead of a service over the bare calls of faiss and onnxruntime that it makes.
@@ -50,10 +49,10 @@ def serve(
     rate, at equal intervals and at random times. The simulated bundle has two stages, which keep 200 and 20 items, and
     sequences of up to 50 events; creating it takes a minute.
     """
-    _need_serving()
+    need_serving()
     from rankfall.benchmarks.serving.serve_bench import measure, promises, steps
 
-    with _bundles([bundle], items, keep) as (path,):
+    with serving_bundles([bundle], items, keep) as (path,):
         print_message(f"measuring a service with {path}")
         with progress() as bar:
             task = bar.add_task("loading", total=steps())
@@ -73,15 +72,17 @@ def serve(
 
 
 def soak(
-    bundle: Bundle = None,
+    bundle: BundlePath = None,
     other: Annotated[
         Path | None, typer.Argument(metavar="OTHER", help="The bundle to swap it with.", show_default="a simulated one")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Duration of the load in minutes.")] = 10.0,
-    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two swaps.")] = 20.0,
-    rate: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the largest rate.")] = 0.8,
+    minutes: Minutes = 10.0,
+    every: Annotated[
+        float, typer.Option(min=0.5, max=MAX_SECONDS, callback=finite, help="Seconds between two swaps.")
+    ] = 20.0,
+    rate: Rate = 0.8,
     items: Items = ITEMS,
-    keep: Keep = None,
+    keep: KeepBundles = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a service under load while bundles are swapped and invalid ones offered; then overload it threefold.
@@ -92,11 +93,11 @@ def soak(
     """
     if (bundle is None) != (other is None):
         raise typer.BadParameter("expected two bundles, or none", param_hint="OTHER")
-    _need_serving()
+    need_serving()
     from rankfall.benchmarks.serving import soak_bench as soaking
 
     settings = soaking.Settings(minutes=minutes, every=every, rate=rate)
-    with _bundles([bundle, other], items, keep) as (first, second), progress() as bar:
+    with serving_bundles([bundle, other], items, keep) as (first, second), progress() as bar:
         task = bar.add_task("loading", total=None)
         report = soaking.soak(
             first,
@@ -114,63 +115,30 @@ def soak(
         raise typer.Exit(1)
 
 
-def _need_serving() -> None:
-    try:
-        import rankfall.serving  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(str(error)) from None
-
-
-@contextmanager
-def _bundles(given: list[Path | None], items: int, keep: Path | None) -> Iterator[list[Path]]:
-    """Yield the given bundles, or as many simulated ones, which are removed afterwards unless `keep` is set."""
-    if all(path is not None for path in given):
-        yield [path for path in given if path is not None]
-        return
-    from rankfall.benchmarks.serving.bench_bundles import simulated_bundle
-
-    with tempfile.TemporaryDirectory() as scratch:
-        with progress() as bar:
-            task = bar.add_task("simulating", total=None)
-
-            def on_step(step: str, done: int, total: int | None) -> None:
-                bar.update(task, description=step, completed=done, total=total)
-
-            directory = keep or Path(scratch)
-            made = [simulated_bundle(directory, items, seed=seed, on_step=on_step) for seed in range(len(given))]
-        yield made
-
-
 # --- tables -------------------------------------------------------------------------------------------------------
-
-
-def _table(first: str, *headings: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True, header_style="dim")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True, header_style="dim")
-    return table
 
 
 def _show_serve(report: Report) -> None:
     funnel = " -> ".join(f"{stage['name']} {stage['quota']}" for stage in report.stages)
     print_result(f"{report.bundle}: {report.items:,} items -> {funnel}; times in ms, p50 / p99\n")
-    rows = _table("threads, clients x requests", "requests/s", "per call", "over bare", "CPU per request", "over bare")
+    rows = setting_table(
+        "threads, clients x requests", "requests/s", "per call", "over bare", "CPU per request", "over bare"
+    )
     for row in report.rows:
         wall = f"{row.requests_per_second:,.0f}", _spread(row.call_ms), _share(row.overhead)
-        rows.add_row(_setting(row), *wall, _number(row.cpu_ms), _share(row.cpu_overhead))
+        rows.add_row(_setting(row), *wall, format_time(row.cpu_ms), _share(row.cpu_overhead))
     print_result(rows)
     names = list(report.rows[0].parts_ms)
-    parts = _table("\nreported by the service", *(f"\n{name}" for name in names))
+    parts = setting_table("\nreported by the service", *(f"\n{name}" for name in names))
     for row in report.rows:
         parts.add_row(_setting(row), *(_spread(row.parts_ms[name]) for name in names))
     print_result(parts)
     parts_of_bare = list(report.bare[0].parts_ms)
-    headings = "requests/s", "per call", "CPU per request", "CPU", *parts_of_bare
-    bare = _table("\nbare calls of", *(f"\n{heading}" for heading in headings))
+    headings_of_bare = "requests/s", "per call", "CPU per request", "CPU", *parts_of_bare
+    bare = setting_table("\nbare calls of", *(f"\n{heading}" for heading in headings_of_bare))
     for one in report.bare:
-        cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), _number(one.cpu_ms), f"{one.cpu:.0%}"
-        bare.add_row(str(one.batch), *cells, *(_number(one.parts_ms[part]) for part in parts_of_bare))
+        cells = f"{one.requests_per_second:,.0f}", _spread(one.call_ms), format_time(one.cpu_ms), f"{one.cpu:.0%}"
+        bare.add_row(str(one.batch), *cells, *(format_time(one.parts_ms[part]) for part in parts_of_bare))
     print_result(bare)
     print_result("")
     for half in report.half_rates:
@@ -235,18 +203,11 @@ def _growth(memory: Growth) -> str:
 
 def _late(milliseconds: float) -> str:
     """Return the delay of the load generator, which the service does not cause."""
-    return f"sent up to {_number(milliseconds)} ms late"
+    return f"sent up to {format_time(milliseconds)} ms late"
 
 
 def _spread(times: Spread) -> str:
-    return f"{_number(times.p50)} / {_number(times.p99)}"
-
-
-def _number(value: float | None) -> str:
-    """Format a number with three digits and without an exponent."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+    return f"{format_time(times.p50)} / {format_time(times.p99)}"
 
 
 def _share(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import AsJson, Force, Seed
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, Seed
 from rankfall.commands.prepare.problems import Check, OutUnlessChecked, report_check, required_out
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
@@ -31,6 +31,7 @@ SkipBadLines = Annotated[
     typer.Option(
         "--skip-bad",
         min=0,
+        max=MAX_NUMBER,
         metavar="N",
         help="Skip and report invalid lines, at most N. With more of them nothing is written.",
         show_default="an invalid line is an error",
@@ -59,13 +60,16 @@ def letor(
             show_default=False,
         ),
     ] = None,
-    min_list: Annotated[int, typer.Option(min=1, help="Drop lists with fewer documents.")] = 1,
+    min_list: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Drop lists with fewer documents.")] = 1,
     max_list: Annotated[
         int | None,
-        typer.Option(min=1, help="Cut longer lists to a sample of this size.", show_default="any length"),
+        typer.Option(
+            min=1, max=MAX_NUMBER, help="Cut longer lists to a sample of this size.", show_default="any length"
+        ),
     ] = None,
     keep_positives: Annotated[
-        int, typer.Option(min=0, help="Smallest number of documents with a label above 0 in such a sample.")
+        int,
+        typer.Option(min=0, max=MAX_NUMBER, help="Smallest number of documents with a label above 0 in such a sample."),
     ] = 15,
     replacement: Annotated[
         bool,
@@ -115,7 +119,8 @@ def letor(
     ] = None,
     seed: Seed = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of parsing threads.", show_default="all cores, at most 8")
+        int | None,
+        typer.Option(min=1, max=1024, help="Number of parsing threads.", show_default="all cores, at most 8"),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

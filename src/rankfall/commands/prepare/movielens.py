@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankfall._progress import steps
-from rankfall.commands.options import AsJson, Force, Out, SampleSeed
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, Out, SampleSeed
 from rankfall.commands.prepare.summary import report
 from rankfall.commands.terminal import examples
 
@@ -30,10 +30,13 @@ def movielens(
         ),
     ],
     out: Out,
-    days: Annotated[int, typer.Option(min=1, help="Number of days of equal size that requests are divided into.")] = 10,
-    block: Annotated[int, typer.Option(min=1, help="Smallest number of ratings of a request.")] = 20,
+    days: Annotated[
+        int, typer.Option(min=1, max=MAX_NUMBER, help="Number of days of equal size that requests are divided into.")
+    ] = 10,
+    block: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Smallest number of ratings of a request.")] = 20,
     sample: Annotated[
-        int, typer.Option(min=1, help="Items sampled per request and stage (random, popular, low, liked).")
+        int,
+        typer.Option(min=1, max=MAX_NUMBER, help="Items sampled per request and stage (random, popular, low, liked)."),
     ] = 10,
     seed: SampleSeed = 0,
     force: Force = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import out_option
+from rankfall.commands.options import MAX_NUMBER, out_option
 from rankfall.commands.terminal import print_json, print_message, print_result
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ SkipBad = Annotated[
     typer.Option(
         "--skip-bad",
         min=0,
+        max=MAX_NUMBER,
         metavar="N",
         help="Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a "
         "whole. With more bad rows nothing is written.",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankfall._progress import steps
-from rankfall.commands.options import AsJson, EngineName, EngineOption, Force, SampleSeed, opened_engine
+from rankfall.commands.options import MAX_NUMBER, AsJson, EngineName, EngineOption, Force, SampleSeed, opened_engine
 from rankfall.commands.prepare.problems import (
     Check,
     OutUnlessChecked,
@@ -28,6 +28,8 @@ EXAMPLES = examples(
     "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
     "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
     "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
+    "rankfall prepare rows 2024-02-01.parquet --append impressions",
+    "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
 )
 
 
@@ -44,8 +46,12 @@ def rows(
     ] = None,
     *,
     spec: Annotated[
-        Path, typer.Option(help="Description of columns, stages and features, a YAML file.", show_default=False)
-    ],
+        Path | None,
+        typer.Option(
+            help="Description of columns, stages and features, a YAML file.",
+            show_default="that of --append",
+        ),
+    ] = None,
     out: OutUnlessChecked = None,
     items: Annotated[
         Path | None, typer.Option(exists=True, help="A table with features of items.", show_default=False)
@@ -64,10 +70,22 @@ def rows(
         int | None,
         typer.Option(
             min=1,
+            max=MAX_NUMBER,
             help="Number of first days that vocabularies, scalings and buckets are fitted to.",
             show_default="all but the last",
         ),
     ] = None,
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG",
+            help="Append new days to this log, with its description, vocabularies, scalings and buckets.",
+            show_default=False,
+        ),
+    ] = None,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="With --append: the rows may be late rows of the newest day.")
+    ] = False,
     check: Check = False,
     skip_bad: SkipBad = None,
     engine: EngineOption = EngineName.LOCAL,
@@ -78,12 +96,20 @@ def rows(
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
     order of its rows. The first error in a log is reported with the file, row or request; --check lists all of them.
+    --append LOG adds new days to a prepared log; the result is the same as if all days had been prepared at once.
     --json prints the manifest, or the problems.
     """
+    from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import load_spec
+    from rankfall.data.sources.rows.append_rows import append_rows
     from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 
-    description = load_spec(spec)
+    _check_options(spec, append, reopen, {"--out": out, "--fit-days": fit_days, "--seed": seed, "--force": force})
+    if spec is not None:
+        description = load_spec(spec)
+    else:
+        assert append is not None  # by _check_options
+        description = ImpressionLog.load(append).spec
     if not sources and description.source is None:
         raise typer.BadParameter("Missing argument 'SRC...', and the spec names no source")
     tables: dict[str, Any] = {"items": items, "users": users, "requests": requests}
@@ -91,6 +117,20 @@ def rows(
         with opened_engine(engine) as opened, steps() as on_progress:
             found = check_rows(sources or [], description, **tables, engine=opened, on_progress=on_progress)
         report_check(found, as_json=as_json)
+        return
+    if append is not None:
+        with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
+            log = append_rows(
+                sources or [],
+                append,
+                spec=None if spec is None else description,
+                **tables,
+                reopen=reopen,
+                skip_bad=skip_bad,
+                engine=opened,
+                on_progress=on_progress,
+            )
+        report(log, as_json=as_json)
         return
     directory = required_out(out)
     with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
@@ -107,3 +147,16 @@ def rows(
             on_progress=on_progress,
         )
     report(log, as_json=as_json)
+
+
+def _check_options(spec: Path | None, append: Path | None, reopen: bool, of_new_logs: dict[str, Any]) -> None:
+    """Check that the options of new logs and those of logs to append to are not mixed."""
+    if append is None:
+        if spec is None:
+            raise typer.BadParameter("Missing option '--spec', or '--append' for a log that has one")
+        if reopen:
+            raise typer.BadParameter("needs --append LOG", param_hint="--reopen")
+        return
+    for name, value in of_new_logs.items():
+        if value:
+            raise typer.BadParameter("has no effect with --append, which keeps what the log has", param_hint=name)

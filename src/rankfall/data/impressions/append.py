@@ -2,36 +2,49 @@
 
 A day is written under a hidden name and renamed in one step when it is on disk. The item table is replaced before that
 and the manifest of the log after it, one step each. A reader therefore finds a day completely or not at all, and always
-finds the items of every day. Features do not change: values without an embedding row get id 1, never seen.
+finds the items of every day. The manifest announces the checksums of the next item table, and of a day that is written
+again, before they are replaced. Features do not change: values without an embedding row get id 1, never seen.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import locked, sync, write_file
+from rankfall._disk import exchange, rename, sync
+from rankfall._files import checksum, locked, scratch_directory
 from rankfall._manifest import MANIFEST
-from rankfall.data.impressions.log import ImpressionLog, open_day
+from rankfall._seal import write_manifest
+from rankfall.data.impressions.log import NEXT, REOPENED, ImpressionLog, open_day
 from rankfall.data.impressions.log_writer import LogWriter, write_items
-from rankfall.data.impressions.schema import check_schema
+from rankfall.data.impressions.schema import ITEMS, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import pyarrow as pa
 
 
+_NEW_DAYS = "new-days"  # name of the hidden directory in which days are written
+
+
 class LogAppender:
-    """Appends days to a log: :meth:`write` them as with a :class:`LogWriter`, then :meth:`finish`."""
+    """Appends days to a log: :meth:`write` them as with a :class:`LogWriter`, then :meth:`finish`.
+
+    Args:
+        log: The log.
+        directory: A temporary directory inside the log.
+
+    Attributes:
+        reopened: The newest day, if it is written again and replaces the present one.
+    """
 
     def __init__(self, log: ImpressionLog, directory: Path) -> None:
         self.log = log
-        self._directory = directory
+        self.directory = directory
+        self.reopened: str | None = None
         self._writer: LogWriter | None = None
 
     def write(self, day: str, impressions: pa.Table) -> None:
@@ -40,37 +53,49 @@ class LogAppender:
         Raises:
             ValueError: If the log has the day already, or if the impressions have other columns than the log.
         """
-        if day in self.log.days:
+        if day in self.log.days and day != self.reopened:
             raise ValueError(f"day: {self.log.path} already has {day}")
         check_schema(impressions.schema, self.log.spec, f"impressions of {day}")
         if self._writer is None:
-            self._writer = LogWriter(self._directory, self.log.spec, self.log.features, impressions.schema)
+            self._writer = LogWriter(self.directory, self.log.spec, self.log.features, impressions.schema)
         self._writer.write(day, impressions)
 
-    def finish(self, items: pa.Table, about: Mapping[str, Any]) -> None:
+    def finish(
+        self, items: pa.Table, about: Mapping[str, Any], extra: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Make the new days visible to readers.
 
         Args:
             items: The item table of all days.
             about: The new provenance of the log.
+            extra: Further entries of the manifest.
         """
         if self._writer is None:
             raise ValueError("there are no impressions to write")
-        days = self._writer.close()
-        path, manifest = self.log.path, self.log.manifest
-        written = write_items(path, items)
+        days, path = self._writer.close(), self.log.path
+        written = write_items(path, items, lambda entry: self._announce(entry, days))
         for name in days:
-            _publish(self._directory / "days" / name, path / "days" / name)
-        first_times = {name: day.manifest["first_time"] for name, day in self.log.days.items()}
-        first_times |= {name: day["first_time"] for name, day in days.items()}
-        checksums = manifest["days"] | {name: day["sha256"] for name, day in days.items()}
-        manifest = manifest | {
-            "days": {name: checksums[name] for name in sorted(checksums, key=lambda name: first_times[name])},
-            "impressions": manifest["impressions"] + sum(day["impressions"] for day in days.values()),
-            "items": written,
-            "about": dict(about),
+            _publish(self.directory / "days" / name, path / "days" / name, replace=name == self.reopened)
+        manifest = {key: value for key, value in self.log.manifest.items() if key != REOPENED}
+        manifest |= {**self._days(days), "items": written, "about": dict(about), **extra}
+        write_manifest(path / MANIFEST, manifest)
+
+    def _announce(self, items: Mapping[str, Any], days: Mapping[str, Mapping[str, Any]]) -> None:
+        """Name the checksums of what will be replaced in the manifest, so that readers accept both in the meantime."""
+        manifest = self.log.manifest
+        now = manifest["items"] | {"sha256": checksum(self.log.path / ITEMS), NEXT: items["sha256"]}
+        reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
+        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened})
+
+    def _days(self, new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the entries of the manifest about days: their checksums in the order of time, and their size."""
+        kept = {name: day.manifest for name, day in self.log.days.items() if name != self.reopened}
+        days = {**kept, **new}
+        ordered = sorted(days, key=lambda name: days[name]["first_time"])
+        return {
+            "days": {name: days[name]["sha256"] for name in ordered},
+            "impressions": sum(day["impressions"] for day in days.values()),
         }
-        write_file(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 @contextmanager
@@ -83,23 +108,22 @@ def appending(path: Path) -> Iterator[LogAppender]:
     ImpressionLog.load(path)  # raises if this is not a log, before a lock file is created
     with locked(path, busy=f"another process adds days to {path}"):
         log = ImpressionLog.load(path)
-        for leftover in path.glob(".*.unfinished"):  # of a process that was killed
-            shutil.rmtree(leftover)
-        directory = Path(tempfile.mkdtemp(prefix=".", suffix=".unfinished", dir=path))
-        try:
+        with scratch_directory(_NEW_DAYS, path) as directory:
             yield LogAppender(log, directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
 
 
-def _publish(written: Path, path: Path) -> None:
+def _publish(written: Path, path: Path, *, replace: bool) -> None:
     """Move a day to its name. It exists already if a process died before the manifest of the log was written."""
-    if not path.exists():
-        for file in (*written.iterdir(), written):
-            sync(file)
-        written.rename(path)
-        sync(path.parent)
-        return
-    ours, theirs = (open_day(place, path.name).manifest["sha256"] for place in (written, path))
-    if ours != theirs:
-        raise ValueError(f"{path} exists with other content, although the manifest of {path.parent.parent} lacks it")
+    if path.exists():
+        ours, theirs = (open_day(place, path.name).manifest["sha256"] for place in (written, path))
+        if ours == theirs:
+            return
+        if not replace:
+            raise ValueError(f"{path} exists with other content, and the manifest of {path.parent.parent} lacks it")
+    for file in (*written.iterdir(), written):
+        sync(file)
+    if not (path.exists() and exchange(written, path)):
+        if path.exists():
+            rename(path, written.with_name(f".{path.name}"))
+        rename(written, path)
+    sync(path.parent)

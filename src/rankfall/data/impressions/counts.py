@@ -44,9 +44,10 @@ class Counts:
         return cls(**counts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that is stored in a manifest."""
+        """Return the form that is stored in a manifest, in an order that does not depend on the parts."""
         return {
-            name: dict(value) if isinstance(value := getattr(self, name), Counter) else value for name in self.__slots__
+            name: dict(sorted(value.items())) if isinstance(value := getattr(self, name), Counter) else value
+            for name in self.__slots__
         }
 
 

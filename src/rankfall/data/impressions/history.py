@@ -23,12 +23,22 @@ class EventHistory:
         max_length: The largest number of events of a request.
         columns: The columns of events that a sequence contains. Events also have `user`, `time` (whole numbers) and
             `order`, which orders events of the same time.
+        events: The events of earlier portions that are still needed, as :attr:`events` returned them.
     """
 
-    def __init__(self, max_length: int, columns: Sequence[str]) -> None:
+    def __init__(self, max_length: int, columns: Sequence[str], events: pl.DataFrame | None = None) -> None:
         self.max_length = max_length
         self.columns = list(columns)
-        self._events: pl.DataFrame | None = None
+        self._events = events
+
+    @property
+    def events(self) -> pl.DataFrame | None:
+        """The events that later portions may need, in a form that does not depend on the portions; None before any."""
+        if self._events is None:
+            return None
+        known = self._events.sort("user", "time", "order")
+        last = known["time"].max()  # no later request is before this time
+        return self._still_needed(known, last if isinstance(last, int) else 0).sort("user", "time", "order")
 
     def advance(self, users: pl.Series, times: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
         """Return the last events strictly before each request of a portion.

@@ -43,6 +43,71 @@ def item_table(items: pl.DataFrame, encoding: Encoding) -> pa.Table:
     return pa.table(arrays, schema=schema)
 
 
+class GrowingItems:
+    """The item table of a log that grows day by day.
+
+    Items keep the features of their last occurrence. If the ids of a log are not int32, a new item gets the next free
+    number, so that the numbers of earlier days stay valid; new items of one day are numbered in the order of their ids.
+
+    Args:
+        numbered: Whether items have numbers of their own, because the ids of the log are not int32.
+        table: The items of the days so far, as :meth:`table` returned them.
+    """
+
+    def __init__(self, *, numbered: bool, table: pa.Table | None = None) -> None:
+        self.numbered = numbered
+        self._table = table
+
+    @property
+    def table(self) -> pa.Table:
+        """The table of all items so far, sorted by item."""
+        assert self._table is not None, "no day was added"
+        return self._table
+
+    def add_day(self, items: pl.DataFrame, encoding: Encoding) -> None:
+        """Add the items of the next day.
+
+        Args:
+            items: The raw columns of the items, one row per item.
+            encoding: The encoding of that day.
+
+        Raises:
+            BadValueError: The encoding does not accept a value; its position is that of the items sorted by id.
+            ValueError: The log has no numbers of items, and an id is not int32.
+        """
+        found = item_table(items, encoding)
+        if ("id" in found.column_names) != self.numbered:
+            found = self._in_form(found, encoding.spec.item)
+        self._table = found if self._table is None else self._merged(self._table, found)
+
+    def _in_form(self, found: pa.Table, column: str) -> pa.Table:
+        """Give the items of a day the form of the log, which was decided on the ids of all its first days."""
+        if not self.numbered:
+            wrong = next(value for value in found["id"].to_pylist() if not (0 <= value < 2**31))
+            raise ValueError(
+                f"column {column!r}: found {wrong}, expected whole numbers from 0 to 2^31 - 1, as in the other days of "
+                "the log; prepare all days again"
+            )
+        numbers = pa.array(range(len(found)), pa.int32())
+        ids = found["item"].cast(pa.int64())
+        return found.set_column(0, found.schema.field("item"), numbers).add_column(
+            1, pa.field("id", pa.int64(), nullable=False), ids
+        )
+
+    def _merged(self, known: pa.Table, found: pa.Table) -> pa.Table:
+        key = "id" if self.numbered else "item"
+        places = pl.DataFrame({key: pl.from_arrow(known[key])}).with_row_index("place")
+        place = pl.DataFrame({key: pl.from_arrow(found[key])}).join(places, on=key, how="left", maintain_order="left")
+        is_new = place["place"].is_null().to_numpy()
+        rows = np.arange(len(known))
+        rows[place["place"].drop_nulls().to_numpy()] = len(known) + np.flatnonzero(~is_new)
+        rows = np.concatenate([rows, len(known) + np.flatnonzero(is_new)])
+        merged = pa.concat_tables([known, found.cast(known.schema)]).take(pa.array(rows)).combine_chunks()
+        if self.numbered:
+            return merged.set_column(0, known.schema.field("item"), pa.array(np.arange(len(merged), dtype=np.int32)))
+        return merged.sort_by("item").combine_chunks()
+
+
 def item_numbers(raw: pl.Series) -> NDArray[np.int32] | None:
     """Return item ids as they are stored, or None if they are not whole numbers that fit into int32."""
     if not raw.dtype.is_integer():

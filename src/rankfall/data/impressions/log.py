@@ -9,21 +9,27 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from errno import EINVAL, ENOENT
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rankfall import _manifest
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST, has_format
+from rankfall._json_reader import parse_json
+from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
+from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
 from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.schema import FORMAT, IMPRESSIONS, VERSION
+from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+REOPENED = "reopened"  # key of the checksums of days that are being replaced
+NEXT = "next"  # key of the checksum of the item table that is being written, in the entry of the item table
+REMEDY = "prepare the log again, or restore the file from a copy"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -34,6 +40,7 @@ class Day:
     name: str
     path: Path
     manifest: dict[str, Any]
+    verifies: bool = True  # whether the file is compared with its checksum when it is mapped
 
     def __len__(self) -> int:
         """The number of impressions."""
@@ -46,8 +53,14 @@ class Day:
         return self.path / IMPRESSIONS
 
     def table(self) -> pa.Table:
-        """Map the impressions into memory; nothing is read before it is used."""
-        return _map_table(self.file)
+        """Map the impressions into memory, after comparing the file with its checksum if that was not done before.
+
+        Raises:
+            ValueError: If the file is missing or damaged.
+        """
+        if self.verifies:
+            check_file(self.file, self.manifest["sha256"], remedy=REMEDY)
+        return map_table(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class ImpressionLog:
     spec: Spec
     features: Features
     days: dict[str, Day]
+    verifies: bool = True  # whether files are compared with their checksums when they are mapped
 
     def __repr__(self) -> str:
         """Path and size, in one line."""
@@ -66,21 +80,26 @@ class ImpressionLog:
         return f"ImpressionLog({self.path}: {len(self.days)} days, {impressions:,} impressions)"
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: bool = False) -> ImpressionLog:
+    def load(cls, path: str | Path, *, verify: bool | None = None) -> ImpressionLog:
         """Open a prepared log.
 
         Args:
             path: The directory of the log.
-            verify: Read all files and compare them with their checksums.
+            verify: True reads all files at once and compares them with their checksums, False compares none. Default:
+                compare each file when it is first mapped.
 
         Raises:
             ValueError: If the directory is not an impression log, or if one of its files is damaged.
         """
         path = Path(path)
         manifest = read_manifest(path)
-        days = {name: open_day(path / "days" / name, name) for name in manifest["days"]}
-        spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
-        log = cls(path, manifest, spec, Features.from_json(manifest["features"]), days)
+        lazily = verifies() if verify is None else verify
+        sealed = SEAL in manifest  # otherwise one note about the log is enough
+        days = {name: open_day(path / "days" / name, name, verify=lazily, sealed=sealed) for name in manifest["days"]}
+        for day in days.values():
+            check_listed(path, day, manifest)
+        spec, features = _described(path, manifest)
+        log = cls(path, manifest, spec, features, days, lazily)
         if verify:
             log.verify()
         return log
@@ -89,6 +108,7 @@ class ImpressionLog:
     def checksum(self) -> str:
         """Checksum of everything a model may read; it does not depend on the path or the provenance of the log."""
         content = {key: self.manifest[key] for key in ("days", "items", "vocabularies", "stages", "features")}
+        content["items"] = {key: value for key, value in content["items"].items() if key != NEXT}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def verify(self) -> None:
@@ -98,22 +118,35 @@ class ImpressionLog:
             ValueError: If a file is missing or has changed.
         """
         files = {day.file: day.manifest["sha256"] for day in self.days.values()}
-        files[self.path / "items.arrow"] = self.manifest["items"]["sha256"]
+        self._check_items(compare_file)
         for name, expected in self.manifest["vocabularies"].items():
             files[self.path / "vocabularies" / f"{name}.arrow"] = expected
         for file, expected in files.items():
-            if not file.is_file():
-                raise ValueError(f"path: {file} no longer exists")
-            if checksum(file) != expected:
-                raise ValueError(f"path: {file} has changed since it was written")
+            compare_file(file, expected, remedy=REMEDY)
 
     def items(self) -> pa.Table:
         """Map the item table into memory; it is sorted by `item`."""
-        return _map_table(self.path / "items.arrow")
+        if self.verifies:
+            self._check_items(check_file)
+        return map_table(self.path / ITEMS)
 
     def vocabulary(self, table: str) -> pa.Array:
         """Return the vocabulary of an embedding table; its first value has id 2."""
-        return _map_table(self.path / "vocabularies" / f"{table}.arrow")["value"].combine_chunks()
+        file = self.path / "vocabularies" / f"{table}.arrow"
+        if self.verifies and table in self.manifest["vocabularies"]:
+            check_file(file, self.manifest["vocabularies"][table], remedy=REMEDY)
+        return map_table(file)["value"].combine_chunks()
+
+    def _check_items(self, check: Callable[..., None]) -> None:
+        """Compare the item table with its checksum; that of a log which has grown since it was opened is newer."""
+        file, known = self.path / ITEMS, self.manifest["items"]
+        try:
+            check(file, *_checksums(known), remedy=REMEDY)
+        except ValueError:
+            now = read_manifest(self.path)["items"]
+            if now == known:
+                raise
+            check(file, *_checksums(now), remedy=REMEDY)
 
     def choose(self, names: Iterable[str]) -> list[Day]:
         """Return days in the given order.
@@ -158,32 +191,84 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest of a log."""
     kind = "an impression log (see 'rankfall prepare' and 'rankfall simulate')"
     keys = ("days", "items", "vocabularies", "features", "spec")
-    return _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
+    manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
+    check_seal(path / MANIFEST, manifest, remedy="prepare the log again")
+    check_mappings(path / MANIFEST, manifest, "days", "items", "vocabularies", "spec")
+    check_names(path, "a day or a table", [*manifest["days"], *manifest["vocabularies"]])
+    return manifest
 
 
-def open_day(path: Path, name: str) -> Day:
+def open_day(path: Path, name: str, *, verify: bool = True, sealed: bool = False) -> Day:
     """Open a day and check that its file has the size that its manifest states.
 
+    Args:
+        path: The directory of the day.
+        name: The name of the day.
+        verify: Compare the file with its checksum when it is mapped.
+        sealed: Note a manifest without a seal. Earlier releases and other tools write such days.
+
     Raises:
-        ValueError: If the manifest is not readable or the file is truncated.
+        ValueError: If the manifest is not readable or has changed, or the file is truncated.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        expected = manifest["bytes"]
+        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
+        expected, _ = manifest["bytes"], manifest["sha256"]
     except (OSError, ValueError, LookupError, TypeError):
         raise ValueError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
+    if DAY_SEAL in manifest or sealed:
+        check_seal(path / MANIFEST, manifest, remedy=REMEDY, key=DAY_SEAL)
+    check_counts(path / MANIFEST, manifest, "impressions", "bytes")
     file = path / IMPRESSIONS
     found = file.stat().st_size if file.is_file() else 0
     if found != expected:
         raise ValueError(f"path: {file} has {found:,} bytes, its manifest states {expected:,}; the file is truncated")
-    return Day(name, path, manifest)
+    return Day(name, path, manifest, verify)
 
 
-def _map_table(path: Path) -> pa.Table:
+def check_listed(path: Path, day: Day, manifest: Mapping[str, Any]) -> None:
+    """Raise ValueError if the manifest of a log lists another checksum of a day than the day itself has."""
+    listed = (manifest["days"].get(day.name), manifest.get(REOPENED, {}).get(day.name))
+    if day.manifest["sha256"] not in listed:
+        raise ValueError(f"path: {day.path} has another checksum than {path / MANIFEST} lists; {REMEDY}")
+
+
+def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
+    """Return the description and the features of a log from its manifest."""
+    spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (pa.ArrowInvalid, FileNotFoundError) as error:
-        raise ValueError(f"path: {path} is missing, damaged or truncated ({error})") from None
+        return spec, Features.from_json(manifest["features"])
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
+
+
+def _checksums(items: dict[str, Any]) -> list[str]:
+    """Return the checksums of the item table: its own, and while days are appended that of the next one."""
+    return [items[key] for key in ("sha256", NEXT) if key in items]
+
+
+def map_table(path: Path) -> pa.Table:
+    """Map a table into memory, and check its structure, since invalid offsets must not be dereferenced.
+
+    Raises:
+        ValueError: If the file is missing or damaged.
+    """
+    try:
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) not in (None, ENOENT, EINVAL):  # no statement about the content
+            raise
+        raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+    once(("structure",), path, partial(_check_structure, path, table))
+    return table
+
+
+def _check_structure(path: Path, table: pa.Table) -> None:
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for number, block in enumerate(column.chunks):
+            try:
+                block.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"path: {path} is damaged in block {number}, column {name!r}: {error}") from None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -8,18 +8,18 @@ log lists it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from rankfall._files import checksum
 from rankfall._manifest import MANIFEST
-from rankfall.data.impressions.log import ImpressionLog, open_day, read_manifest
+from rankfall._seal import SEAL, verifies
+from rankfall.data.impressions.log import ImpressionLog, check_listed, open_day, read_manifest
 from rankfall.data.impressions.schema import IMPRESSIONS, check_schema
 from rankfall.data.impressions.spec import Features, validate_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Mapping
     from pathlib import Path
 
     from rankfall.data.impressions.log import Day
@@ -44,17 +44,17 @@ class LogWatcher:
         self.path, self.on_notice = path, on_notice
         self.refused: dict[str, str] = {}
         # by day, the state of its files
-        self._content_checked: dict[str, object] = {}
-        self._checksum_matched: dict[str, object] = {}
-        self._checksum_failed: dict[str, object] = {}
+        self._accepted: dict[str, object] = {}
+        self._failed: dict[str, tuple[object, str]] = {}  # with the reason
         self._reported: dict[str, object] = {}  # with the reason
 
-    def scan(self, *, trusted: Container[str] = (), verify: bool = True) -> ImpressionLog:
+    def scan(self, *, trusted: Container[str] = ()) -> ImpressionLog:
         """Return the log with all complete days, in the order of time.
+
+        Each day is compared with its checksum, and again whenever its files change.
 
         Args:
             trusted: Days that are not checked again.
-            verify: Compare the other days with their checksums, again whenever their files change.
         """
         manifest = read_manifest(self.path)
         spec = validate_spec(manifest["spec"], where=str(self.path / MANIFEST))
@@ -67,18 +67,16 @@ class LogWatcher:
         days = []
         for path in finished:
             try:
-                day = self._open(path, manifest["days"].get(path.name))
+                day = self._open(path, manifest, sealed=SEAL in manifest)
                 if path.name not in trusted:
-                    if verify:
-                        self._check_checksum(day)
-                    self._check_content(day, spec)
+                    self._check(day, spec)
             except (ValueError, OSError) as error:  # a day may be removed meanwhile; the others are still valid
                 self._refuse(path, str(error).removeprefix("path: "))
             else:
                 days.append(day)
         days.sort(key=lambda day: day.manifest["first_time"])
         features = Features.from_json(manifest["features"])
-        return ImpressionLog(self.path, manifest, spec, features, {day.name: day for day in days})
+        return ImpressionLog(self.path, manifest, spec, features, {day.name: day for day in days}, verifies())
 
     def _finished(self, listed: Container[str]) -> list[Path]:
         """Return the directories of days that are marked as finished."""
@@ -99,38 +97,30 @@ class LogWatcher:
     def _listing(self) -> list[Path]:
         return sorted(path.parent for path in self.path.glob(f"days/[!.]*/{MANIFEST}"))
 
-    def _open(self, path: Path, listed: str | None) -> Day:
-        day = open_day(path, path.name)
+    def _open(self, path: Path, manifest: Mapping[str, Any], *, sealed: bool) -> Day:
+        day = open_day(path, path.name, verify=verifies(), sealed=sealed and path.name in manifest["days"])
         if missing := [key for key, kind in _REQUIRED.items() if type(day.manifest.get(key)) is not kind]:
             raise ValueError(f"{path / MANIFEST} has no valid {', '.join(missing)}")
-        if listed is not None and listed != day.manifest["sha256"]:
-            raise ValueError(f"{path} has another checksum than {self.path / MANIFEST} lists")
+        if path.name in manifest["days"]:
+            check_listed(self.path, day, manifest)
         if not len(day):
             raise ValueError(f"{path} has no impressions")
         return day
 
-    def _check_content(self, day: Day, spec: Spec) -> None:
-        """Check the columns and the number of impressions of a day."""
+    def _check(self, day: Day, spec: Spec) -> None:
+        """Check the checksum and the content of a day; its file is read again only after it changed."""
         state = _state(day.path)
-        if self._content_checked.get(day.name) == state:
+        if self._accepted.get(day.name) == state:
             return
-        table = day.table()
-        check_schema(table.schema, spec, str(day.file))
-        if len(table) != len(day):
-            raise ValueError(f"{day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
-        if not pc.any(pc.greater(pc.list_value_length(table["item"]), 0)).as_py():
-            raise ValueError(f"{day.file} has no items")
-        self._content_checked[day.name] = state
-
-    def _check_checksum(self, day: Day) -> None:
-        """Compare a day with its checksum; files are read again only after they changed."""
-        state = _state(day.path)
-        if self._checksum_matched.get(day.name) == state:
-            return
-        if self._checksum_failed.get(day.name) == state or checksum(day.file) != day.manifest["sha256"]:
-            self._checksum_failed[day.name] = state
-            raise ValueError(f"{day.file} does not have the checksum of its manifest")
-        self._checksum_matched[day.name] = state
+        before, reason = self._failed.get(day.name, (None, ""))
+        if before == state:
+            raise ValueError(reason)
+        try:
+            _check_content(day, spec)
+        except ValueError as error:
+            self._failed[day.name] = (state, str(error))
+            raise
+        self._accepted[day.name] = state
 
     def _refuse(self, path: Path, reason: str) -> None:
         self.refused[path.name] = reason
@@ -138,6 +128,16 @@ class LogWatcher:
         if self._reported.get(path.name) != report:
             self._reported[path.name] = report
             self.on_notice(reason)
+
+
+def _check_content(day: Day, spec: Spec) -> None:
+    """Check the checksum, the columns and the number of impressions of a day."""
+    table = day.table()
+    check_schema(table.schema, spec, str(day.file))
+    if len(table) != len(day):
+        raise ValueError(f"{day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
+    if not pc.any(pc.greater(pc.list_value_length(table["item"]), 0)).as_py():
+        raise ValueError(f"{day.file} has no items")
 
 
 def _state(path: Path) -> object:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
+import weakref
 from importlib.metadata import version as installed_version
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankfall._files import checksum, new_content, sync, write_file
+from rankfall._disk import make_directory, open_new, sync
+from rankfall._files import checksum, new_content
 from rankfall._manifest import MANIFEST
-from rankfall.data.impressions.schema import BLOCK, FORMAT, IMPRESSIONS, VERSION, check_no_nulls
+from rankfall._seal import write_manifest
+from rankfall.data.impressions.schema import BLOCK, DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, check_no_nulls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rankfall.data.impressions.spec import Features, Spec
@@ -57,13 +60,20 @@ class LogWriter:
             self._open = _DayWriter(self.directory / "days" / day, day, self.schema)
         self._open.write(impressions)
 
-    def finish(self, items: pa.Table, vocabularies: Mapping[str, pa.Array], about: Mapping[str, Any]) -> None:
+    def finish(
+        self,
+        items: pa.Table,
+        vocabularies: Mapping[str, pa.Array],
+        about: Mapping[str, Any],
+        extra: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Close the last day and write the files of the whole log, its manifest last.
 
         Args:
             items: The item table.
             vocabularies: The values of each embedding table with a vocabulary, in the order of their ids.
             about: The provenance of the log, which is stored in the manifest.
+            extra: Further entries of the manifest.
 
         Raises:
             ValueError: If no impression was written.
@@ -71,12 +81,6 @@ class LogWriter:
         days = self.close()
         if not days:
             raise ValueError("there are no impressions to write")
-        checksums = {}
-        for name, values in vocabularies.items():
-            path = self.directory / "vocabularies" / f"{name}.arrow"
-            path.parent.mkdir(exist_ok=True)
-            _write_table(path, pa.table({"value": values}))
-            checksums[name] = checksum(path)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -84,13 +88,14 @@ class LogWriter:
             "days": {name: day["sha256"] for name, day in days.items()},
             "impressions": sum(day["impressions"] for day in days.values()),
             "items": write_items(self.directory, items),
-            "vocabularies": checksums,
+            "vocabularies": write_vocabularies(self.directory, vocabularies),
             "stages": self.spec.stage_names,
             "features": self.features.to_json(),
             "spec": self.spec.model_dump(mode="json", exclude_none=True),
             "about": dict(about),
+            **extra,
         }
-        write_file(self.directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_manifest(self.directory / MANIFEST, manifest)
 
     def close(self) -> dict[str, dict[str, Any]]:
         """Close the last day and return the manifest of every day."""
@@ -107,12 +112,13 @@ class _DayWriter:
     """Writes the impressions of one day in blocks of equal size."""
 
     def __init__(self, directory: Path, day: str, schema: pa.Schema) -> None:
-        directory.mkdir(parents=True)
+        make_directory(directory, exist_ok=False)
         self.day = day
         self._directory = directory
         self._schema = schema
         self._path = directory / IMPRESSIONS
-        self._file = pa.OSFile(str(self._path), "wb")
+        self._file = open_new(self._path)
+        weakref.finalize(self, self._file.close)  # after an error nobody closes the day
         self._writer = pa.ipc.new_file(self._file, schema)
         self._pending: list[pa.Table] = []
         self._count = 0
@@ -146,7 +152,7 @@ class _DayWriter:
             "sha256": checksum(self._path),
         }
         sync(self._path)
-        write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_manifest(self._directory / MANIFEST, manifest, key=DAY_SEAL)
         return manifest
 
     def _write_block(self, table: pa.Table) -> None:
@@ -164,14 +170,35 @@ def _compact(block: pa.RecordBatch) -> pa.RecordBatch:
     return block.take(pa.array(range(len(block)), pa.int64()))
 
 
-def write_items(directory: Path, items: pa.Table) -> dict[str, Any]:
-    """Write the item table, replacing an existing one atomically, and return its entry in the manifest."""
-    path = directory / "items.arrow"
-    with new_content(path) as temporary:
-        _write_table(temporary, items.combine_chunks())
-    return {"count": len(items), "sha256": checksum(path)}
+def write_items(
+    directory: Path, items: pa.Table, before: Callable[[Mapping[str, Any]], object] = lambda entry: None
+) -> dict[str, Any]:
+    """Write the item table, replacing an existing one atomically, and return its entry in the manifest.
+
+    Args:
+        directory: The directory of the log.
+        items: The item table.
+        before: Called with the entry before the table gets its name.
+    """
+    with new_content(directory / ITEMS) as temporary:
+        write_table(temporary, items.combine_chunks())
+        entry = {"count": len(items), "sha256": checksum(temporary)}
+        before(entry)
+    return entry
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+def write_vocabularies(directory: Path, vocabularies: Mapping[str, pa.Array]) -> dict[str, str]:
+    """Write vocabularies, and return their entry in the manifest."""
+    checksums = {}
+    for name, values in vocabularies.items():
+        path = directory / "vocabularies" / f"{name}.arrow"
+        make_directory(path.parent)
+        write_table(path, pa.table({"value": values}))
+        checksums[name] = checksum(path)
+    return checksums
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write an Arrow file that can be mapped into memory."""
+    with open_new(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

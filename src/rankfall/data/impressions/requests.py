@@ -113,11 +113,15 @@ def with_days(requests: pl.DataFrame, spec: Spec) -> pl.DataFrame:
 
 def in_order(requests: pl.DataFrame, spec: Spec) -> pl.DataFrame:
     """Sort requests as they are written, and add the columns `DAY_NUMBER` and `HASH`."""
-    days = requests.group_by(DAY).agg(pl.min(TIME).alias("first"))
-    days = days.sort("first", pl.col(DAY).cast(pl.Int64, strict=False), DAY).select(DAY).with_row_index(DAY_NUMBER)
+    days = sort_days(requests.group_by(DAY).agg(pl.min(TIME))).select(DAY).with_row_index(DAY_NUMBER)
     requests = requests.join(days, on=DAY, how="left")
     requests = requests.with_columns(pl.Series(HASH, hash_values(requests[spec.request])))
     return requests.sort(DAY_NUMBER, TIME, HASH, spec.request)
+
+
+def sort_days(days: pl.DataFrame) -> pl.DataFrame:
+    """Sort days by `TIME`, that of their first request, then by number and name (`DAY`)."""
+    return days.sort(TIME, pl.col(DAY).cast(pl.Int64, strict=False), DAY)
 
 
 def check_shared_values(rows: pl.DataFrame, groups: RequestGroups, columns: Iterable[str], spec: Spec) -> None:

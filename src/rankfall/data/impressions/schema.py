@@ -49,6 +49,8 @@ FORMAT = "rankfall impression log"
 VERSION = 1
 BLOCK = 4096  # impressions per record batch
 IMPRESSIONS = "impressions.arrow"  # the file of a day
+ITEMS = "items.arrow"  # the item table of a log
+DAY_SEAL = "seal"  # key of the seal in the manifest of a day, whose key "sha256" is the checksum of its file
 
 _IDS = pa.int32()
 _NUMBERS = pa.float32()

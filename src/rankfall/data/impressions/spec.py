@@ -44,7 +44,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import KIND, ConfigError, Section, explain, read_yaml, shown
+from rankfall._yaml_config import KIND, MAX_COUNT, ConfigError, Section, explain, read_yaml, shown
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN
@@ -58,8 +58,9 @@ Unit = Literal["s", "ms", "us"]
 Part = Literal["month", "weekday", "hour", "minute"]
 PARTS: dict[Part, int] = {"month": 12, "weekday": 7, "hour": 24, "minute": 60}  # the number of values, from 0 on
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Buckets = Annotated[int, Field(ge=1, lt=2**31 - FIRST_KNOWN)]
+MAX_BUCKETS = 1_000_000  # of a number: the edges are stored with the log
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -120,10 +121,10 @@ class Categorical(Section):
 
 
 def _edges(buckets: int | list[float] | None) -> int | list[float] | None:
-    if isinstance(buckets, int) and buckets < 2:
-        raise ValueError(f"found {buckets}, expected at least 2 buckets")
+    if isinstance(buckets, int) and not 2 <= buckets <= MAX_BUCKETS:
+        raise ValueError(f"found {shown(buckets)}, expected 2 to {MAX_BUCKETS} buckets")
     if isinstance(buckets, list) and (not buckets or any(a >= b for a, b in pairwise(buckets))):
-        raise ValueError(f"found {buckets}, expected numbers in increasing order")
+        raise ValueError(f"found {shown(buckets)}, expected numbers in increasing order")
     return buckets
 
 
@@ -363,7 +364,9 @@ class Spec(Section):
         description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
     )
     truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
-    negatives: int = Field(default=0, ge=0, description="The number of random items of the log added to each request.")
+    negatives: int = Field(
+        default=0, ge=0, le=MAX_COUNT, description="The number of random items of the log added to each request."
+    )
     features: FeatureGroups = FeatureGroups()
     sequences: dict[Name, SequenceConfig] = Field(default={}, description="Sequences of events, by name.")
     source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(

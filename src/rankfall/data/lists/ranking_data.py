@@ -16,15 +16,18 @@ The manifest is written last and the directory is renamed after that: a director
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST, has_format, read_manifest
+from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format, read_manifest
+from rankfall._seal import check_file, check_seal, compare_file, once, verifies
 from rankfall.data.moments import Moments
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall ranking data"
 VERSION = 1
+REMEDY = "prepare the data again, or restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +73,58 @@ class RankingData:
 
     path: Path
     manifest: dict[str, Any]
-    splits: dict[str, RankingSplit]
+    verifies: bool = True  # whether the files of a split are compared with their checksums when it is opened
+    opened: dict[str, RankingSplit] = field(default_factory=dict, repr=False, compare=False)  # those used so far
 
     def __repr__(self) -> str:
         """Path and size, in one line."""
-        parts = ", ".join(f"{name} {len(split):,} lists" for name, split in self.splits.items())
+        parts = ", ".join(f"{name} {about['lists']:,} lists" for name, about in self.manifest["splits"].items())
         return f"RankingData({self.path}: {parts})"
 
     @classmethod
-    def load(cls, path: str | Path, *, verify: bool = False) -> RankingData:
+    def load(cls, path: str | Path, *, verify: bool | None = None) -> RankingData:
         """Open a directory of prepared ranking data.
 
         Args:
             path: The directory.
-            verify: Read all files and compare them with their checksums.
+            verify: True reads all files at once and compares them with their checksums, False compares none. Default:
+                compare the files of a split when it is first used.
 
         Raises:
             ValueError: If the directory is not prepared ranking data, or if one of its files is damaged.
         """
         path = Path(path)
         kind = "prepared ranking data (see 'rankfall prepare letor --help')"
-        manifest = read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again")
+        keys = ("files", "splits", "features", "recipe")
+        manifest = read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
+        check_seal(path / MANIFEST, manifest, remedy="prepare the data again")
+        check_mappings(path / MANIFEST, manifest, "files", "splits", "features")
+        check_names(path, "a split", manifest["splits"])
+        check_counts(path / MANIFEST, manifest["features"], "columns", inside="features.")
+        for name, about in manifest["splits"].items():
+            check_counts(path / MANIFEST, about, "lists", "rows", inside=f"splits.{name}.")
         if verify:
-            _verify(path, manifest)
-        splits = {name: _load_split(path / name, name, manifest) for name in manifest["splits"]}
-        return cls(path, manifest, splits)
+            for name, expected in manifest["files"].items():
+                compare_file(path / name, expected, remedy=REMEDY)
+        return cls(path, manifest, verifies() if verify is None else verify)
 
     def __getitem__(self, name: str) -> RankingSplit:
         """Return a split by name; ``name:2/5`` is the second of five parts of its lists, in their order."""
         whole, colon, part = name.partition(":")
-        if whole not in self.splits:
-            raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self.splits)}")
-        return _part(self.splits[whole], part) if colon else self.splits[whole]
+        if whole not in self.manifest["splits"]:
+            raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self)}")
+        if whole not in self.opened:
+            self.opened[whole] = self._open(whole)
+        return _part(self.opened[whole], part) if colon else self.opened[whole]
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the splits."""
-        return iter(self.splits)
+        return iter(self.manifest["splits"])
+
+    @property
+    def splits(self) -> dict[str, RankingSplit]:
+        """All splits by name."""
+        return {name: self[name] for name in self}
 
     @property
     def features(self) -> int:
@@ -119,30 +139,59 @@ class RankingData:
             raise ValueError("train: found no split, expected at least one to fit a standardisation")
         return sum(moments[1:], start=moments[0]).scaling()
 
+    def _open(self, name: str) -> RankingSplit:
+        """Map the files of a split."""
+        about = self.manifest["splits"][name]
+        lists, rows, columns = about["lists"], about["rows"], self.features
+        split = RankingSplit(
+            name=name,
+            features=self._array(f"{name}/features.npy", np.float32, (rows, columns)),
+            labels=self._array(f"{name}/labels.npy", np.float32, (rows,)),
+            offsets=self._array(f"{name}/offsets.npy", np.int64, (lists + 1,)),
+            qids=self._strings(f"{name}/qids.arrow", lists),
+            docids=self._strings(f"{name}/docids.arrow", rows) if about.get("docids") else None,
+            moments=Moments.from_array(self._array(f"{name}/moments.npy", np.float64, (3, columns))),
+        )
+        offsets = split.offsets
+        if offsets[0] != 0 or offsets[-1] != rows or (np.diff(offsets) < 1).any():
+            raise ValueError(f"path: {self.path / name / 'offsets.npy'} is damaged: a list has no rows, or others'")
+        return split
+
+    def _verified(self, file: str) -> Path:
+        """Return the path of a file after comparing it with its checksum."""
+        if self.verifies:
+            if file not in self.manifest["files"]:
+                raise ValueError(f"path: {self.path / MANIFEST} is damaged, it has no checksum of {file}")
+            check_file(self.path / file, self.manifest["files"][file], remedy=REMEDY)
+        return self.path / file
+
+    def _array(self, file: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
+        path = self._verified(file)
+        try:
+            with warnings.catch_warnings(action="error"):  # about headers that are not as NumPy writes them
+                array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, OSError, OverflowError, SyntaxError, TokenError, TypeError, Warning) as error:
+            raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+        if array.dtype != dtype:
+            raise ValueError(f"path: {path} has the type {array.dtype}, expected {np.dtype(dtype)}; {REMEDY}")
+        _check_shape(path, array.shape, shape)
+        return array
+
+    def _strings(self, file: str, length: int) -> pa.ChunkedArray:
+        path = self._verified(file)
+        try:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+            once(("structure",), path, partial(table.validate, full=True))
+            strings = table.column(0).cast(pa.large_string())
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+        _check_shape(path, (len(strings),), (length,))
+        return strings
+
 
 def is_prepared(path: Path) -> bool:
     """Return whether a directory is prepared ranking data of any version."""
     return has_format(path / MANIFEST, FORMAT)
-
-
-def _verify(path: Path, manifest: dict[str, Any]) -> None:
-    for file, expected in manifest["files"].items():
-        if checksum(path / file) != expected:
-            raise ValueError(f"path: {path / file} has changed since it was written (its checksum differs)")
-
-
-def _load_split(directory: Path, name: str, manifest: dict[str, Any]) -> RankingSplit:
-    about = manifest["splits"][name]
-    lists, rows, columns = about["lists"], about["rows"], manifest["features"]["columns"]
-    return RankingSplit(
-        name=name,
-        features=_load_array(directory / "features.npy", (rows, columns)),
-        labels=_load_array(directory / "labels.npy", (rows,)),
-        offsets=_load_array(directory / "offsets.npy", (lists + 1,)),
-        qids=_load_strings(directory / "qids.arrow", lists),
-        docids=_load_strings(directory / "docids.arrow", rows) if about["docids"] else None,
-        moments=Moments.from_array(_load_array(directory / "moments.npy", (3, columns))),
-    )
 
 
 def _part(split: RankingSplit, part: str) -> RankingSplit:
@@ -164,18 +213,6 @@ def _part(split: RankingSplit, part: str) -> RankingSplit:
         docids=None if split.docids is None else split.docids[rows],
         moments=Moments.of(split.features[rows]),
     )
-
-
-def _load_array(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    _check_shape(path, array.shape, shape)
-    return array
-
-
-def _load_strings(path: Path, length: int) -> pa.ChunkedArray:
-    strings = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0)
-    _check_shape(path, (len(strings),), (length,))
-    return strings
 
 
 def _check_shape(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:

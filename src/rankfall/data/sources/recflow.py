@@ -15,11 +15,9 @@ the rerank stages logged.
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,8 +25,9 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
+from rankfall._disk import delete_tree, make_directory, open_new, rename
 from rankfall._engine import LOCAL
-from rankfall._files import about_file, fresh_directory, new_content
+from rankfall._files import about_file, fresh_directory, new_content, scratch_directory
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import shown
 from rankfall.data.impressions.column_hashing import combine, hash_values
@@ -61,6 +60,7 @@ from rankfall.data.sources.safe_pickle import read_dict, read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -124,6 +124,7 @@ def prepare_recflow(
             requests=opened.requests,
             seed=seed,
             skip_bad=skip_bad,
+            appendable=False,
             about={
                 "command": "prepare recflow",
                 "sequences": opened.origin,
@@ -162,8 +163,8 @@ def check_recflow(
     Raises:
         ValueError: If a file is missing or damaged, or has wrong columns.
     """
-    with tempfile.TemporaryDirectory(prefix="rankfall-recflow-") as directory:
-        opened = _open(source, Path(directory), stages, days, sequences, engine, on_progress)
+    with scratch_directory("rankfall-recflow") as directory:
+        opened = _open(source, directory, stages, days, sequences, engine, on_progress)
         return check_rows(opened.rows, opened.spec, requests=opened.requests, engine=engine, on_progress=on_progress)
 
 
@@ -204,12 +205,12 @@ def _open(
     if origin == "none":
         spec = spec.model_copy(update={"sequences": {}})
     elif origin == "pickle":
-        spooled.mkdir()
+        make_directory(spooled)
         by_day = dict(zip(files, pickles, strict=True))
         _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
         _check_once(by_day, spooled)
     else:
-        spooled.mkdir()
+        make_directory(spooled)
         _spool_log(spooled, files, _Reading(on_progress))
         _check_once(files, spooled)
     rows: list[RowFile] = [_DayFile(path, stages) for path in files.values()]
@@ -218,13 +219,10 @@ def _open(
 
 def _keep_only(made: Path, directory: Path) -> None:
     """Move the finished log to its place and delete the temporary files."""
-    for spooled in (directory / "sequences").glob("*"):
-        spooled.unlink()
-    if (directory / "sequences").is_dir():
-        (directory / "sequences").rmdir()
-    for path in made.iterdir():
-        path.rename(directory / path.name)
-    made.rmdir()
+    delete_tree(directory / "sequences", missing_ok=True)
+    for path in list(made.iterdir()):
+        rename(path, directory / path.name)
+    delete_tree(made)
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -392,7 +390,7 @@ def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None
     schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
     with (
         new_content(path) as temporary,
-        pa.OSFile(str(temporary), "wb") as file,
+        open_new(temporary) as file,
         pa.ipc.new_file(file, schema) as writer,
     ):
         for portion in portions:

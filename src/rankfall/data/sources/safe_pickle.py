@@ -118,6 +118,8 @@ class _Operations:
                 yield name, None
             else:
                 (value,) = argument.unpack(self._read(argument.size))
+                if name == "FRAME" and value > self._size - self._file.tell():
+                    self.refuse("the pickle is damaged or cut off")
                 yield name, self._read(value) if name in _WITH_CONTENT else value
         if self._file.read(1):
             self.refuse("found data after the end of the pickle")
@@ -223,10 +225,10 @@ class _Machine:
             self._refuse(f"found pickle protocol {version}, expected 2 to 5")
 
     def _frame(self, _: int) -> None:
-        pass  # frames only help to read slow files
+        pass  # frames only help to read slow files; one that is too short does not matter
 
     def _stop(self, _: None) -> None:
-        if self._aside or len(self._stack) != 1 or self._stack[0] is not self._root:
+        if self._root is None or self._aside or len(self._stack) != 1 or self._stack[0] is not self._root:
             self._refuse("expected exactly one dict")
 
     # containers
@@ -389,13 +391,13 @@ class _Machine:
         match values:
             case (_Name() as of, tuple(), _Data()) if name in _RECONSTRUCT and of.name in _NDARRAY:
                 made: Any = _Unbuilt()
-            case (str() as code, *_) if name in _DTYPE:
+            case (str() as code, False | 0, True | 1) if name in _DTYPE:  # not aligned, a copy
                 made = self._number_type(code)
             case (_Data() as data, _Type() as kind, tuple() as shape, str() as order) if name in _FROM_BUFFER:
                 made = self._array(data, kind, shape, order)
             case (_Type() as kind, _Data() as data) if name in _SCALAR:
                 made = self._array(data, kind, (), "C").item()
-            case (str() as text, str()) if name in _ENCODE:
+            case (str() as text, "latin1" | "latin-1") if name in _ENCODE:
                 made = self._encoded(text)
             case () if name in _BYTES:
                 made = _Data(b"")
@@ -411,7 +413,7 @@ class _Machine:
                 made: Any = self._array(data, kind, shape, "F" if fortran else "C")
                 for place in target.places:
                     self._memo[place] = made
-            case _Type(), (int(), str() as order, None, None, None, int(), int(), int()) if order in _BYTE_ORDERS:
+            case _Type(), (int(), str() as order, None, None, None, -1, -1, 0) if order in _BYTE_ORDERS:
                 target.dtype = np.dtype(order + target.code)
                 made = target
             case _:

@@ -22,7 +22,8 @@ from rankfall.serving.export.write_bundle import QUERIES, BundleSource, portable
 from rankfall.training.cascade_metrics import JOINT
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.own_parts import own_code, sources_of, stored_sources
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, is_finished, read_config_as, read_json
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, RESULT, is_finished, read_config_as, read_json
+from rankfall.training.run_manifest import verify_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +111,9 @@ def export_run(
         config = _cascade_config(run)
         log = ImpressionLog.load(data or config.data.path)
         days = config.data.days("test") or config.data.days("valid")
-        trained = Trained(run, config, run / CHECKPOINTS / "best.safetensors", log, days, _metrics(run))
+        checkpoint = run / CHECKPOINTS / "best.safetensors"
+        verify_run(run, f"{CHECKPOINTS}/{checkpoint.name}")
+        trained = Trained(run, config, checkpoint, log, days, _metrics(run))
         exported = export_trained(
             trained,
             out,
@@ -283,6 +286,7 @@ def _log_of(items: Path | None) -> list[ImpressionLog]:
 
 def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog]) -> list[str]:
     """Refuse logs that encode values differently than the log of the training run; return warnings."""
+    verify_run(run, LOG)
     try:
         trained = read_json(run / LOG)
     except FileNotFoundError:
@@ -299,7 +303,8 @@ def _addresses(name: str) -> list[str]:
 
 def _metrics(run: Path) -> dict[str, Any]:
     """Return the metrics of the best weights of a run."""
-    files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", "result.json"))
+    files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", RESULT))
+    verify_run(run, RESULT)
     return {name: read_json(run / file) for name, file in files if (run / file).is_file()}
 
 

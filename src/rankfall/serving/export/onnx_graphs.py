@@ -14,9 +14,11 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from rankfall._disk import make_directory, open_new
 from rankfall.models import DIN, Scorer, TwoTower
 from rankfall.models.attention import AttentionPooling
 from rankfall.models.build import describe_model, has_vectors, is_own
+from rankfall.serving.bundle_files import DATA
 from rankfall.serving.export.export_errors import explain_export_error
 from rankfall.serving.request_encoder import MASK
 
@@ -299,9 +301,10 @@ def _without_origin(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _save(proto: onnx.ModelProto, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     if proto.ByteSize() < _LARGEST_FILE:
-        onnx.save(proto, path)
+        with open_new(path) as file:
+            onnx.save(proto, file)
     else:
-        onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}.data")
+        onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}{DATA}")
     onnx.checker.check_model(path)

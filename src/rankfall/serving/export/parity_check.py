@@ -11,10 +11,10 @@ import torch
 from rankfall._lists import rank_order
 from rankfall.models import TwoTower
 from rankfall.models.build import is_own
-from rankfall.serving.bundle import TOLERANCE, Bundle
 from rankfall.serving.encoded_requests import NO_ITEM, padded
 from rankfall.serving.export.onnx_graphs import as_batch, user_vectors
 from rankfall.serving.export.vector_index import exact_search
+from rankfall.serving.rankings import TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
+    from rankfall.serving.bundle import Bundle
     from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.export.item_table import ItemTable
 

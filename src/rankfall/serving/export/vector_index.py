@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import faiss
 import numpy as np
 
+from rankfall._disk import open_new
 from rankfall.serving.bundle_files import INDEX
 from rankfall.serving.onnx_stages import probing
 
@@ -68,7 +69,7 @@ def write_index(
         about = {"kind": "lists", "size": size, "lists": lists, "nprobe": probed, "recall": curve[probed]}
         about |= {"recall_by_nprobe": {str(key): round(curve[key], 6) for key in sorted(curve)}}
         about |= {"queries": len(queries)}
-    faiss.write_index(index, str(directory / INDEX))
+    _save(index, directory / INDEX)
     return about | {"items": count, "asked_recall": recall, "quota": quota}
 
 
@@ -103,6 +104,23 @@ def _lists(vectors: Vectors, on_items: Callable[[int], None]) -> tuple[Any, int]
 def _longer(vectors: Vectors, longest: float) -> Vectors:
     rest = np.sqrt(np.maximum(longest - (vectors * vectors).sum(axis=1, dtype=np.float64), 0))
     return np.hstack([vectors, rest[:, None].astype(np.float32)])
+
+
+def _save(index: Any, path: Path) -> None:
+    """Write an index. The library's own writer does not notice that a disk is full when it closes the file."""
+    failed: list[OSError] = []
+    with open_new(path) as file:
+
+        def write(part: bytes) -> None:
+            try:
+                if not failed:
+                    file.write(part)
+            except OSError as error:  # must not pass through the library
+                failed.append(error)
+
+        faiss.write_index(index, faiss.PyCallbackIOWriter(write))  # type: ignore[attr-defined]
+    if failed:
+        raise failed[0]
 
 
 def _choose(index: Any, queries: Vectors, truth: NDArray[np.int64], lists: int, recall: float) -> dict[int, float]:

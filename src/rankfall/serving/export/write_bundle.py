@@ -15,8 +15,10 @@ import pyarrow as pa
 import torch
 
 import rankfall
+from rankfall._disk import allocate, delete, make_directory
 from rankfall._files import fresh_directory, write_file
 from rankfall._manifest import MANIFEST
+from rankfall._seal import SEAL, about_files, sealed, write_manifest
 from rankfall.encoding.lookup import Lookup
 from rankfall.models import TwoTower
 from rankfall.serving.bundle import Bundle
@@ -26,12 +28,9 @@ from rankfall.serving.bundle_files import (
     FORMAT,
     ITEMS,
     SCORER_GRAPH,
-    SEAL,
     USER_GRAPH,
     VERSION,
-    about_files,
     is_bundle,
-    seal,
     write_table,
 )
 from rankfall.serving.export.example_requests import known_reactions, raw_requests
@@ -193,19 +192,19 @@ class _Writer:
         self._on_step("measuring recall", done, total)
 
     def _put(self, manifest: dict[str, Any]) -> None:
-        (self._directory / MANIFEST).unlink(missing_ok=True)
+        delete(self._directory / MANIFEST, missing_ok=True)
         if self._vectors is not None:
-            self._scratch.unlink(missing_ok=True)  # the vectors stay mapped
+            delete(self._scratch, missing_ok=True)  # the vectors stay mapped
         manifest["files"] = about_files(self._directory)
-        manifest[SEAL] = seal(json.loads(json.dumps(manifest)))  # as JSON represents it
-        write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        manifest[SEAL] = sealed(manifest)[SEAL]
+        write_manifest(self._directory / MANIFEST, manifest)
 
     # --- stages ---
 
     def _stage(self, stage: Stage, place: int, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
         model = stage.model
         directory = self._directory / "stages" / stage.name
-        directory.mkdir(parents=True)
+        make_directory(directory)
         about = {"name": stage.name, "quota": stage.quota, "model": served_config(described(stage))}
         self._on_step(f"{stage.name}: graph", 0, None)
         if has_index(stage, place):
@@ -241,7 +240,8 @@ class _Writer:
         one = {name.removeprefix("item."): torch.from_numpy(of[:1].copy()) for name, of in features.items()}
         with torch.no_grad():
             size = model.item_vectors(one).shape[-1]
-        vectors = np.memmap(self._scratch, np.float32, "w+", shape=(count, size))
+        allocate(self._scratch, 4 * count * size)
+        vectors = np.memmap(self._scratch, np.float32, "r+", shape=(count, size))
         for start in range(0, count, _BLOCK):
             block = slice(start, start + _BLOCK)
             values = {name.removeprefix("item."): torch.from_numpy(of[block].copy()) for name, of in features.items()}

@@ -7,8 +7,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
-from rankfall.serving.service.http_io import ApiError, JsonResponse, check_keys, invalid_value, parse_json
+from rankfall.serving.service.http_io import ApiError, JsonResponse, check_keys, invalid_value
+from rankfall.serving.service.json_bodies import parse_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,7 +39,11 @@ class AdminRoutes:
     async def reload(self, request: Request) -> Response:
         """Load a bundle into a slot."""
         self._check_token(request)
-        content = parse_json(await self._bodies.read(request))
+        body = await self._bodies.read(request)
+        if len(body) > limits.LARGE_BODY_BYTES:
+            message = f"body: found {len(body):,} bytes, expected at most {limits.LARGE_BODY_BYTES:,}"
+            raise ApiError(413, message, reason="large body")
+        content = parse_json(body, max_names=limits.max_names(limits.LARGE_BODY_BYTES))
         check_keys(content, ("path", "bundle"))
         path, slot = content.get("path"), content.get("bundle", MAIN)
         if not isinstance(path, str) or not path or "\0" in path:

@@ -19,7 +19,7 @@ from rankfall.serving.service.bundle_reloader import BundleReloader
 from rankfall.serving.service.bundle_slots import BundleSlots
 from rankfall.serving.service.http_io import CLOSE, ApiError, BodyReader, error_response
 from rankfall.serving.service.info_routes import InfoRoutes, docs_files, page_files
-from rankfall.serving.service.middleware import COMMON_HEADERS, LocalHostCheck, ResponseRecorder
+from rankfall.serving.service.middleware import COMMON_HEADERS, HostCheck, ResponseRecorder
 from rankfall.serving.service.rank_routes import RankRoutes
 from rankfall.serving.service.service_metrics import ServiceMetrics
 from rankfall.serving.service.shared_state import SharedState
@@ -77,7 +77,7 @@ class Service:
         )
         app = Starlette(
             routes=routes,
-            middleware=[recorder, *([Middleware(LocalHostCheck)] if self.settings.local else [])],
+            middleware=[recorder, Middleware(HostCheck, local=self.settings.local)],
             exception_handlers={
                 ApiError: self._api_error,
                 HTTPException: _unknown_path_or_method,
@@ -121,6 +121,7 @@ class Service:
         self.batcher.start()
         await self.reloader.start()
         yield
+        self.shutdown.finish()
         await self.reloader.stop()
         self.batcher.stop()
         self.bodies.stop()

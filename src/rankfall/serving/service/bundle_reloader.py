@@ -1,7 +1,7 @@
 """Replace served bundles: on ``POST /reload``, when a watched path changes, and when another worker did.
 
-Every worker loads its own copy. A new bundle is loaded and checked in a separate thread before it takes its slot. A
-bundle that is refused changes nothing.
+Every worker loads its own copy; they share the memory of tables and indexes. A new bundle is loaded and checked in a
+separate thread before it takes its slot. A bundle that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from rankfall.serving.memory_files import remove_unused_copies
 from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import find_bundles, find_newer_invalid, fingerprint, load_checked
 from rankfall.serving.service.shared_state import configured_paths
@@ -91,7 +92,7 @@ class BundleReloader:
         async with self._lock:
             before = self._slots.models().get(slot)
             try:
-                served = await self._in_thread(load_checked, path)
+                served = await self._in_thread(load_checked, path, self._settings.copies)
             except (ValueError, OSError) as error:
                 self._report_refusal(slot, error)
                 raise
@@ -110,6 +111,8 @@ class BundleReloader:
                 self._check_parent()
                 self._metrics.update_queue()
                 await self._apply_shared()
+                if self._settings.copies is not None:
+                    await self._in_thread(remove_unused_copies, self._settings.copies)
                 if self._settings.watch and polls % _POLLS_PER_WATCH == 0:
                     await self._check_watched_paths()
             except Exception:
@@ -185,7 +188,7 @@ class BundleReloader:
         if refused == current and monotonic() < retry_at:
             return False
         try:
-            served = await self._in_thread(load_checked, path)
+            served = await self._in_thread(load_checked, path, self._settings.copies)
         except (ValueError, OSError) as error:
             is_temporary = isinstance(error, OSError)  # too few file descriptors, an unmounted disk
             self._refused[slot, path] = current, monotonic() + _RETRY_SECONDS if is_temporary else inf

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall._manifest import MANIFEST
+from rankfall._seal import SEAL
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.bundle_files import SEAL, is_bundle, why_no_bundle
+from rankfall.serving.bundle_files import is_bundle, why_no_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,15 +84,19 @@ class BundleSlots:
         return {slot: served.model for slot, served in self._served.items() if served is not None}
 
 
-def load_checked(path: Path) -> ServedBundle:
+def load_checked(path: Path, copies: Path | None = None) -> ServedBundle:
     """Load a bundle, verify its checksums and its examples, and rank one minimal request.
+
+    Args:
+        path: A bundle, or a directory of bundles.
+        copies: Directory through which several workers share the memory of the files.
 
     Raises:
         ValueError: If the bundle is invalid or cannot rank.
         OSError: If its files cannot be read.
     """
     try:
-        bundle = Bundle.load(find_bundle(path))
+        bundle = Bundle.load(find_bundle(path), shared=copies)
         bundle.check()
         ranking = bundle.rank(_minimal_request(bundle.manifest["request"]), explain=True)
     except (ValueError, OSError):

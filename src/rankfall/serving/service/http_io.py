@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -142,17 +141,22 @@ class BodyReader:
         finally:
             self._total -= size
 
-    async def process_large(self, size: int, seconds: float, work: Callable[[], T]) -> T:
-        """Return what `work` returns in the thread for large bodies.
+    async def process(self, size: int, work: Callable[[], T], *, seconds: Callable[[], float]) -> T:
+        """Return what `work` returns, which processes a body: a large one in the thread.
 
         Args:
             size: Bytes of the body that `work` processes.
-            seconds: Time until the deadline of the request.
             work: Function without arguments.
+            seconds: Returns the time until the deadline of the request; called for large bodies only.
 
         Raises:
             ApiError: 503 if too many large bodies wait, 504 if the deadline passes first.
         """
+        if size <= limits.LARGE_BODY_BYTES:
+            return work()
+        time_left = seconds()
+        if time_left <= 0:
+            raise deadline_exceeded()
         if self._queued + size > self._max_queued:
             message = f"bodies: {self._queued:,} bytes wait to be parsed and {size:,} bytes arrived, "
             message += f"at most {self._max_queued:,} may wait; try again"
@@ -169,7 +173,7 @@ class BodyReader:
         job = self._thread.submit(work)
         done = asyncio.wrap_future(job)
         done.add_done_callback(release)
-        await asyncio.wait([done], timeout=seconds)
+        await asyncio.wait([done], timeout=time_left)
         if not done.done():
             job.cancel()  # has no effect if it is running; its bytes then count until it ends
             raise deadline_exceeded()
@@ -180,6 +184,10 @@ class BodyReader:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != JSON and not (media_type.startswith("application/") and media_type.endswith("+json")):
             raise ApiError(415, f"content-type: found {media_type or 'nothing'}, expected {JSON}")
+        coding = headers.get("transfer-encoding", "chunked").lower()
+        if coding != "chunked":
+            message = f"transfer-encoding: found {shown(coding)}, expected chunked, or a body with its length"
+            raise ApiError(501, message, headers=CLOSE)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(415, "content-encoding: found a compressed body, expected an uncompressed one")
         length = headers.get("content-length", "")
@@ -192,45 +200,6 @@ class BodyReader:
             raise ApiError(413, message, reason="large body")
         if self._total > self._max_total:
             raise ApiError(503, "bodies: too many are being received; try again", headers=RETRY_AFTER, reason="bodies")
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        ApiError: 400 if the body is not JSON, nested too deeply or has a duplicate key; 422 if it is not an object.
-    """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"body: is not valid JSON ({error.msg}, at byte {error.pos:,})") from None
-    if not isinstance(content, dict):
-        raise invalid_value("body", content, "an object")
-    _refuse_duplicate_keys(body, content)
-    return content
-
-
-def _refuse_duplicate_keys(body: bytes, content: dict[str, Any]) -> None:
-    """Refuse an object with a duplicate key, of which orjson keeps the last value.
-
-    Every key is followed by a colon. If the body has as many colons as the content when it is serialized again, no key
-    was lost, except if colons are written as escapes.
-    """
-    try:
-        serialized = orjson.dumps(content)
-    except TypeError:
-        raise ApiError(400, "body: is nested too deeply, expected at most 250 levels") from None
-    if body.count(b":") != serialized.count(b":") or b"\\u003" in body:
-        json.loads(body, object_pairs_hook=_unique_keys)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        duplicate = next(key for key in keys if keys.count(key) > 1)
-        raise ApiError(400, f"body: found the key {duplicate[:60]!r} twice in one object, expected unique keys")
-    return found
 
 
 def check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str = "body") -> None:

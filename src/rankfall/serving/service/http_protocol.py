@@ -1,4 +1,8 @@
-"""uvicorn's HTTP protocol with the limits it lacks: headers, connections, unread bodies and slow readers.
+"""uvicorn's HTTP protocol with the limits it lacks: headers, connections, pipelining, unread bodies and slow readers.
+
+A connection has one request at a time. What a client sends after a request is parsed when the response is written and
+the client reads it; until then the service stops reading, and the client's own buffers fill. uvicorn alone would parse
+and keep every request that arrives.
 
 `LimitedHttpProtocol` overrides methods of an internal class of uvicorn; tests check that the attributes it relies on
 still exist, and pyproject.toml bounds the version of uvicorn. The numbers are in `limits`.
@@ -8,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, ClassVar
 
-from httptools import HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserUpgrade, HttpRequestParser, parse_url
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rankfall.serving.service import limits
@@ -22,6 +27,7 @@ _REFUSED = (
     b"retry-after: 1\r\nconnection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
 )
 _CONTINUE = b"HTTP/1.1 100 "  # begins an interim response, which the response follows
+_EMPTY_LINE = b"\r\n\r\n"  # ends headers and chunked bodies
 
 
 class UpgradeIgnoringParser(HttpRequestParser):
@@ -75,9 +81,28 @@ class _CoalescingTransport(asyncio.Transport):
         self._transport.close()
 
 
+class _ReadControl(FlowControl):
+    """Flow control that does not resume reading while received data waits to be parsed."""
+
+    has_waiting_data = False
+
+    def resume_reading(self) -> None:
+        """Resume reading unless data waits; uvicorn calls it whenever a request reads its body."""
+        if not self.has_waiting_data:
+            super().resume_reading()
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
+    # Bytes of responses that clients have not read yet, by connection, the one that has waited longest first.
+    _unread: ClassVar[dict[LimitedHttpProtocol, int]] = {}
+
+    flow: _ReadControl
+    _received = b""  # data that is not completely parsed, at most two reads
+    _parsed = 0  # bytes of it that are parsed
+    _last_bytes = b""  # the last three bytes that were parsed, in which an empty line may begin
+    _body_left = 0  # bytes of the current body that are not parsed yet, 0 if its length is unknown
     _header_bytes = 0  # of the current request
     _discarded_bytes = 0
     _is_reading_headers = False  # whether a request has begun and its headers are incomplete
@@ -91,9 +116,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header timeout of a new connection, or refuse it if there are too many."""
         super().connection_made(transport)
+        self.flow = _ReadControl(transport)
+        transport.max_size = limits.RECEIVED_BYTES  # type: ignore[attr-defined]  # of asyncio, for each read
         # Without TCP_NODELAY the body of a response waits up to 40 ms for the client to acknowledge the headers.
         # asyncio sets it only for sockets that were created with an explicit protocol number.
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Otherwise the kernel takes 4 MB of responses that a client does not read, and thousands are computed. Unlike
+        # SO_SNDBUF this does not bound what is on its way to a distant client.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limits.UNSENT_BYTES)
         if len(self.connections) > limits.max_connections():
             transport.write(_REFUSED)
             self._close()
@@ -101,15 +132,55 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, and start the header timeout if it belongs to an incomplete request."""
-        super().data_received(data)
-        if self._header_timer is None and (self._is_reading_headers or self._has_no_timeout()):
+        """Parse data, or keep it until the response to the current request is written."""
+        self._received = self._received[self._parsed :] + data
+        self._parsed = 0
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse the received data up to the end of a request, and stop reading if some of it has to wait."""
+        while self._parsed < len(self._received) and not self._must_wait() and not self.transport.is_closing():
+            part = memoryview(self._received)[self._parsed : self._end_of_part()]
+            self._parsed += len(part)
+            self._body_left -= min(self._body_left, len(part))
+            self._last_bytes = (self._last_bytes + part[-3:])[-3:]
+            super().data_received(part)  # type: ignore[arg-type]  # the parser reads any buffer
+        if self._parsed < len(self._received):
+            self.flow.has_waiting_data = True
+            self.flow.pause_reading()
+            self._unset_keepalive_if_required()  # the waiting request is answered; other timeouts apply until then
+        elif self._header_timer is None and (self._is_reading_headers or self._has_no_timeout()):
             self._start_header_timer()
+
+    def _end_of_part(self) -> int:
+        """Return where the next part of the received data ends, which has the end of one request at most."""
+        data, start = self._received, self._parsed
+        if self._body_left:
+            return start + self._body_left
+        across = (self._last_bytes + data[start : start + 3]).find(_EMPTY_LINE)  # it may have begun in the last part
+        if across >= 0:
+            return start + across + len(_EMPTY_LINE) - len(self._last_bytes)
+        found = data.find(_EMPTY_LINE, start)
+        return len(data) if found < 0 else found + len(_EMPTY_LINE)
+
+    def _must_wait(self) -> bool:
+        """Whether the client has to read, or the current request has to be answered, before more data is parsed."""
+        cycle = self.cycle
+        is_unanswered = cycle is not None and not cycle.more_body and not cycle.response_complete
+        return is_unanswered or self.flow.write_paused
+
+    def _parse_waiting(self) -> None:
+        """Parse data that waited for a response."""
+        if self.flow.has_waiting_data and not self._must_wait():
+            self.flow.has_waiting_data = False
+            self.flow.resume_reading()
+            self._parse()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and call the `ON_DISCONNECT` function of a request that is not answered yet."""
         self._stop_header_timer()
         self._stop_response_timer()
+        self._unread.pop(self, None)
         cycle = self.cycle
         is_unanswered = cycle is not None and not cycle.response_complete
         super().connection_lost(exc)
@@ -141,12 +212,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise ValueError("not a proxy")  # the parser turns it into a 400 response
             return
+        if self._must_wait():
+            raise ValueError("a request before the response to the last one")  # the parser turns it into a 400 response
         self._is_reading_headers = False
         self._stop_header_timer()
         self._unset_keepalive_if_required()
+        if not self.url.startswith(b"/"):
+            self._take_host_of_url()
         super().on_headers_complete()
+        self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if self.scope["method"] == "POST":  # responses to other methods may have no body
             self.cycle.transport = _CoalescingTransport(self.transport)
+
+    def _take_host_of_url(self) -> None:
+        """Replace the Host header of a request to a complete URL by the host of that URL, as RFC 9112 requires."""
+        url = parse_url(self.url)
+        if url.host is not None:
+            host = url.host if url.port is None else b"%b:%d" % (url.host, url.port)
+            self.headers[:] = [(name, host if name == b"host" else value) for name, value in self.headers]
 
     def head_without_upgrade(self) -> bytes:
         """Return the path and headers of the current request without its Upgrade header."""
@@ -182,9 +265,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- timeouts ---------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """Limit the time for reading the response if the connection is closing."""
+        """Parse what the client has sent since, or limit the time for reading the response if it is the last one."""
         super().on_response_complete()
         self._limit_closing()
+        self._parse_waiting()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that is not HTTP."""
@@ -198,18 +282,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close the connection after its current response."""
         super().shutdown()
-        self._limit_closing()
+        if self.transport.is_closing():
+            self._stop_response_timer()
+            self._start_response_timer(limits.LAST_RESPONSE_SECONDS)
 
     def pause_writing(self) -> None:
-        """Start the response timeout when the client reads too slowly."""
+        """Start the response timeout when the client reads too slowly, and limit the memory of all such responses."""
         super().pause_writing()
         self._start_response_timer()
+        self._unread[self] = self.transport.get_write_buffer_size()
+        while sum(self._unread.values()) > limits.UNREAD_BYTES and len(self._unread) > 1:
+            slowest = next(iter(self._unread))
+            del self._unread[slowest]
+            slowest.transport.abort()
 
     def resume_writing(self) -> None:
-        """Stop the response timeout when the client has read enough."""
+        """Stop the response timeout when the client has read enough, and parse what it has sent since."""
         super().resume_writing()
+        self._unread.pop(self, None)
         if not self.transport.is_closing():
             self._stop_response_timer()
+            self._parse_waiting()
 
     def _has_no_timeout(self) -> bool:
         """Whether the connection is idle without a keep-alive timeout, so that nothing would ever close it."""
@@ -225,9 +318,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._start_response_timer()
 
-    def _start_response_timer(self) -> None:
+    def _start_response_timer(self, seconds: float | None = None) -> None:
         if self._response_timer is None:
-            self._response_timer = self.loop.call_later(limits.RESPONSE_SECONDS, self.transport.abort)
+            seconds = limits.RESPONSE_SECONDS if seconds is None else seconds
+            self._response_timer = self.loop.call_later(seconds, self.transport.abort)
 
     def _stop_response_timer(self) -> None:
         if self._response_timer is not None:

@@ -21,9 +21,13 @@ BODY_BYTES = 1_000_000  # --max-body: larger bodies get 413 before they are read
 CONNECTIONS = 4096  # per worker, further ones get 503: connections without a bound exhaust the file descriptors
 RESERVED_FILES = 128  # file descriptors that a worker keeps for anything but connections (bundles, logs, metrics)
 HEADER_BYTES = 65_536  # path and headers of a request: uvicorn would collect headers in memory without end
+RECEIVED_BYTES = 65_536  # read from a connection at once; what follows a request waits in memory for its response
 HEADER_SECONDS = 10.0  # from the connection to complete headers: a silent client would keep its connection forever
 DISCARDED_BODY_BYTES = 64_000_000  # read and dropped after a refused request, to keep the connection; then it closes
 RESPONSE_SECONDS = 30.0  # for reading a response: a client that does not read would keep the response in memory
+LAST_RESPONSE_SECONDS = 10.0  # for reading a response that was written before a shutdown, which waits for it
+UNSENT_BYTES = 16_384  # that the kernel takes although the client cannot receive them yet: it would take 4 MB
+UNREAD_BYTES = 256_000_000  # of all such responses, per worker: then the connection that has waited longest is aborted
 LISTEN_BACKLOG = 2048  # connections that the kernel holds until a worker accepts them, enough for a burst
 
 # --- bodies (enforced by http_io.BodyReader) ------------------------------------------------------------------------
@@ -32,6 +36,9 @@ BODY_SECONDS = 5.0  # for receiving a body: a slow client gets 408 and occupies 
 ALL_BODIES_BYTES = 64_000_000  # of all bodies in memory, per worker: many bodies at once get 503, not the OOM killer
 LARGE_BODY_BYTES = 65_536  # larger bodies are parsed in a thread, so that other requests are not delayed
 PARSE_QUEUE_BYTES = 4_000_000  # of large bodies that wait for that thread, which takes tenths of a second for them
+JSON_LEVELS = 254  # of nested arrays and objects, as many as orjson serializes: requests have fewer than ten
+BYTES_PER_NAME = 10  # a body may have one name, and one array or object, per 10 bytes of --max-body: requests have half
+NAMED_KEY_BYTES = 10_000  # errors name the key that smaller bodies have twice: the search takes a millisecond
 
 SHOWN_ITEMS = 10_000  # ids of one call of /items, which is answered in the event loop: they take a few milliseconds
 
@@ -41,7 +48,18 @@ MAX_DEADLINE_MS = 60_000  # the longest deadline a request may ask for: it bound
 MAX_THREADS = 4  # per worker: more compute threads only compete with the event loop of the same process
 BATCH_ATTEMPTS = 3  # a batch with invalid requests is repeated without them, then its requests are computed singly
 SHUTDOWN_SECONDS = MAX_DEADLINE_MS // 1000 + 15  # for requests in progress at the end, whatever their deadline
+EXIT_SECONDS = 10  # after the last response: a thread that still parses, computes or loads is ended with the process
 WORKER_SILENCE_SECONDS = 30  # a worker that does not react is replaced; on a busy machine workers start slowly
+
+
+def shutdown_seconds(drain: int) -> int:
+    """Return the time from the first signal to the end of a process, whatever it does."""
+    return drain + SHUTDOWN_SECONDS + EXIT_SECONDS
+
+
+def max_names(max_body: int) -> int:
+    """Return the number of names that all objects of a body may have."""
+    return max_body // BYTES_PER_NAME
 
 
 def max_connections() -> int:

@@ -6,9 +6,8 @@ import re
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from starlette.datastructures import Headers
-
-from rankfall.serving.service.http_io import ApiError, error_response
+from rankfall.serving.service.http_io import CLOSE, ApiError, error_response
+from rankfall.serving.value_checks import shown
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 COMMON_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 _RAW_COMMON = [(name.encode(), value.encode()) for name, value in COMMON_HEADERS.items()]
 _RAW_CLOSE = (b"connection", b"close")
+_WITHOUT_HOST = ("0.9", "1.0")  # versions of HTTP that do not require the header
+_HOST = re.compile(r"([\w.~%!$&'()*+,;=-]+|\[[\da-f:.]+\])(:\d*)?", re.IGNORECASE | re.ASCII)  # RFC 3986
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d*)?", re.IGNORECASE | re.ASCII)
 
 
@@ -71,20 +72,36 @@ class ResponseRecorder:
         self._metrics.record_request(scope["path"] if is_known else "other", status, perf_counter() - start)
 
 
-class LocalHostCheck:
-    """Refuses requests whose Host header is not a local name.
+class HostCheck:
+    """Refuses requests without one valid Host header, as RFC 9112 requires, and foreign names if the service is local.
 
-    Without it, a web page could reach a service on this machine through a domain name that resolves to 127.0.0.1.
+    Without the check of names, a web page could reach a service on this machine through a domain name that resolves to
+    127.0.0.1.
+
+    Args:
+        app: The next ASGI application.
+        local: Whether to accept local names only.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, local: bool) -> None:
         self.app = app
+        self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
-        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is None or _LOCAL_HOST.fullmatch(host):
-            await self.app(scope, receive, send)
-            return
-        message = f"host: found {host[:60]}, expected localhost or 127.0.0.1, where the service listens"
-        await error_response(ApiError(403, message, "host"))(scope, receive, send)
+        error = self._error(scope) if scope["type"] == "http" else None
+        await (self.app if error is None else error_response(error))(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if not hosts and scope["http_version"] in _WITHOUT_HOST:
+            return None
+        if len(hosts) != 1:
+            found = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            return ApiError(400, f"host: found {found}, expected one", "host", CLOSE)
+        if not _HOST.fullmatch(hosts[0]):
+            return ApiError(400, f"host: found {shown(hosts[0])}, expected a name or address", "host", CLOSE)
+        if self._local and not _LOCAL_HOST.fullmatch(hosts[0]):
+            message = f"host: found {hosts[0][:60]}, expected localhost or 127.0.0.1, where the service listens"
+            return ApiError(403, message, "host")
+        return None

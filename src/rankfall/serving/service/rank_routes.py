@@ -21,12 +21,11 @@ from rankfall.serving.service.http_io import (
     ApiError,
     JsonResponse,
     check_keys,
-    deadline_exceeded,
     invalid_field,
     invalid_value,
-    parse_json,
 )
 from rankfall.serving.service.http_protocol import ON_DISCONNECT
+from rankfall.serving.service.json_bodies import parse_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -109,7 +108,10 @@ class RankRoutes:
 
     async def items(self, request: Request) -> Response:
         """Return the attributes of items that are shown to people."""
-        content = parse_json(await self._bodies.read(request))
+        body = await self._bodies.read(request)
+        content = await self._bodies.process(
+            len(body), lambda: self._content(body), seconds=lambda: self._settings.deadline / 1000
+        )
         check_keys(content, ("ids", "bundle"))
         served = self._served(content.get("bundle"))
         ids = content.get("ids")
@@ -129,12 +131,11 @@ class RankRoutes:
         self._batcher.check_queue(self._settings.deadline / 1000)
         body = await self._bodies.read(request)
         query = dict(request.query_params)
-        if len(body) <= limits.LARGE_BODY_BYTES:
-            return self._parse(body, query)
-        seconds = arrived + self._probable_deadline(body) / 1000 - monotonic()
-        if seconds <= 0:
-            raise deadline_exceeded()
-        return await self._bodies.process_large(len(body), seconds, lambda: self._parse(body, query))
+        return await self._bodies.process(
+            len(body),
+            lambda: self._parse(body, query),
+            seconds=lambda: arrived + self._probable_deadline(body) / 1000 - monotonic(),
+        )
 
     def _probable_deadline(self, body: bytes) -> float:
         """Return the likely deadline of a body that is not parsed yet, in which features may have that name, too."""
@@ -152,8 +153,11 @@ class RankRoutes:
 
     # --- validation -----------------------------------------------------------------------------------------------
 
+    def _content(self, body: bytes) -> dict[str, Any]:
+        return parse_json(body, max_names=limits.max_names(self._settings.max_body))
+
     def _parse(self, body: bytes, query: dict[str, str]) -> tuple[Call, EncodedRequests]:
-        content = parse_json(body)
+        content = self._content(body)
         if "requests" in content:
             check_keys(content, ("requests", *CALL_OPTIONS))
         else:

@@ -6,44 +6,35 @@ import errno
 import logging
 import logging.config
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
+from rankfall._disk import make_directory
+from rankfall._files import scratch_directory
 from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol
+from rankfall.serving.service.log_lines import logging_settings
 from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
 from rankfall.serving.service.shutdown import SIGNALS, exit_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from rankfall.serving.service.settings import Settings
 
 _log = logging.getLogger(__name__)
-_LOGGING: dict[str, Any] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(process)d %(levelname)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "loggers": {
-        "rankfall.serving.service": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-        "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
-    },
-}
 
 
 def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: Callable[[str, str], None]) -> None:
@@ -60,7 +51,7 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: C
         ValueError: If a bundle is invalid, or the workers do not start.
         OSError: If the port is in use.
     """
-    logging.config.dictConfig(_LOGGING)
+    logging.config.dictConfig(logging_settings())
     second_signal = None
     with _shared_directory(workers) as directory:
         settings = replace(settings, shared=directory)
@@ -77,7 +68,7 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: C
         else:
             del loaded  # every worker loads its own copy
             config = server_config(partial(_create_app, settings), settings, workers)
-            second_signal = _run_workers(config, listening, started)
+            second_signal = _run_workers(config, listening, started, limits.shutdown_seconds(settings.drain))
     if second_signal is not None:
         exit_by_signal(second_signal)
 
@@ -98,7 +89,7 @@ def server_config(app: Any, settings: Settings, workers: int = 1) -> Config:
         loop="asyncio",  # uvloop accepts one connection per iteration; under load new ones wait for seconds
         ws="none",
         lifespan="on",
-        log_config=_LOGGING,
+        log_config=logging_settings(),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -136,10 +127,20 @@ def _run_single(config: Config, listening: socket.socket, on_start: Callable[[],
 
 
 class _Workers(Multiprocess):
-    """Workers; one that ends unexpectedly is replaced and logged."""
+    """Workers; one that ends unexpectedly is replaced and logged.
 
-    def __init__(self, config: Config, sockets: list[socket.socket], on_start: Callable[[], None]) -> None:
+    Args:
+        config: Configuration of uvicorn.
+        sockets: Listening sockets.
+        on_start: Called when the first worker is ready.
+        seconds: Time in which workers end by themselves after a signal; then they are killed.
+    """
+
+    def __init__(
+        self, config: Config, sockets: list[socket.socket], on_start: Callable[[], None], seconds: float
+    ) -> None:
         super().__init__(config, sockets)
+        self._seconds = seconds
         self._on_start: Callable[[], None] | None = on_start
         self.second_signal: int | None = None  # kills the workers
 
@@ -187,16 +188,23 @@ class _Workers(Multiprocess):
             listening.close()
 
     def join_all(self) -> None:
-        """Wait for the workers to end, or kill them after a second signal."""
-        while self.second_signal is None and any(worker.exitcode is None for worker in self.processes):
+        """Wait for the workers to end, or kill them after a second signal or when their time is over."""
+        end = time.monotonic() + self._seconds + limits.EXIT_SECONDS  # they end themselves before
+        while self._is_waiting(end):
             time.sleep(0.1)
             for number in filter(SIGNALS.__contains__, self.signal_queue):
                 self._request_exit(number)
-        if self.second_signal is not None:
-            _log.warning("second signal: the workers are killed, requests in progress are not answered")
-            for worker in self.processes:
+        alive = [worker for worker in self.processes if worker.exitcode is None]
+        if alive:
+            reason = "they did not end in time" if self.second_signal is None else "second signal"
+            _log.warning("%s: the workers are killed, requests in progress are not answered", reason)
+            for worker in alive:
                 worker.kill()
         super().join_all()
+
+    def _is_waiting(self, end: float) -> bool:
+        is_alive = any(worker.exitcode is None for worker in self.processes)
+        return is_alive and self.second_signal is None and time.monotonic() < end
 
 
 def _exit_text(code: int | None) -> str:
@@ -213,9 +221,9 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_workers(config: Config, listening: socket.socket, on_start: Callable[[], None]) -> int | None:
+def _run_workers(config: Config, listening: socket.socket, on_start: Callable[[], None], seconds: float) -> int | None:
     """Run several workers; return the second signal, which killed them, or None."""
-    workers = _Workers(config, [listening], on_start)
+    workers = _Workers(config, [listening], on_start, seconds)
     workers.run()
     if any(worker.exitcode == STARTUP_FAILURE for worker in workers.processes):
         raise ValueError("workers: they do not start; the log above has details")
@@ -224,17 +232,17 @@ def _run_workers(config: Config, listening: socket.socket, on_start: Callable[[]
 
 @contextmanager
 def _shared_directory(workers: int) -> Iterator[Path | None]:
-    """Create a temporary directory for the state and metrics of several workers; None for a single worker."""
+    """Create a temporary directory for the state, metrics and bundles of several workers; None for a single worker."""
     if workers == 1:
         yield None
         return
-    path = Path(tempfile.mkdtemp(prefix="rankfall-serve-"))
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(path)  # inherited by the workers
-    try:
-        yield path
-    finally:
-        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
-        shutil.rmtree(path, ignore_errors=True)
+    with scratch_directory("rankfall-serve") as path:
+        make_directory(path / "copies")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(path)  # inherited by the workers
+        try:
+            yield path
+        finally:
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]
 
 
 def listen(host: str, port: int) -> socket.socket:

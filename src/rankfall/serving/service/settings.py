@@ -64,3 +64,8 @@ class Settings:
     page: bool = True
     local: bool = False
     shared: Path | None = None
+
+    @property
+    def copies(self) -> Path | None:
+        """Directory of the copies of bundle files, through which several workers share memory."""
+        return None if self.shared is None else self.shared / "copies"

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rankfall._files import locked, write_file
+from rankfall._json_reader import parse_json
 from rankfall.serving.service.bundle_slots import MAIN, OTHER, find_bundle, find_bundles, fingerprint, load_checked
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class SharedState:
         if self._file is None:
             return self._entries
         try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
+            content = parse_json(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         return {slot: SlotEntry(**entry) for slot, entry in content.items()}
@@ -100,7 +101,7 @@ def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, S
     loaded = {}
     for slot, path in configured_paths(settings).items():
         try:
-            served, seen = (_load_newest_valid if settings.watch else _load_newest)(path)
+            served, seen = (_load_newest_valid if settings.watch else _load_newest)(path, settings.copies)
         except ValueError as error:
             raise ValueError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
         if served is not None:
@@ -109,24 +110,24 @@ def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, S
     return loaded
 
 
-def _load_newest(path: Path) -> tuple[ServedBundle | None, str]:
+def _load_newest(path: Path, copies: Path | None) -> tuple[ServedBundle | None, str]:
     found = find_bundle(path)
     seen = fingerprint(found)  # before loading, so that a change during loading is noticed
-    return load_checked(found), seen
+    return load_checked(found, copies), seen
 
 
-def _load_newest_valid(path: Path) -> tuple[ServedBundle | None, str]:
+def _load_newest_valid(path: Path, copies: Path | None) -> tuple[ServedBundle | None, str]:
     """Return the newest valid bundle of a directory, if there is one, and the fingerprint of the newest of all.
 
     An invalid newest bundle counts as seen, so that it is tried again only when it changes.
     """
     found = list(find_bundles(path))
     if found == [path]:
-        return _load_newest(path)
+        return _load_newest(path, copies)
     seen = fingerprint(found[0]) if found else ""
     for bundle in found:
         try:
-            return load_checked(bundle), seen
+            return load_checked(bundle, copies), seen
         except (ValueError, OSError) as error:
             _log.warning("%s is not served: %s", bundle, str(error).removeprefix("path: "))
     return None, seen

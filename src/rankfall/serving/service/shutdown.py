@@ -1,13 +1,16 @@
-"""Graceful shutdown: load balancers see that ``/ready`` fails before the sockets close."""
+"""Graceful shutdown: load balancers see that ``/ready`` fails before the sockets close, and the process always ends."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import signal
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
+
+from rankfall.serving.service import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +25,9 @@ class ShutdownSignal:
     After the first signal `received` is true, and for `seconds` the service still accepts requests. Then uvicorn closes
     the sockets and waits for the requests in progress. A second signal ends the process at once, except in a worker:
     it is signalled by its parent process and possibly once more by whatever signals all processes of a service.
+
+    The process ends at the latest `limits.shutdown_seconds` after the first signal, and `limits.EXIT_SECONDS` after the
+    last response. Python would wait for its threads without end.
 
     Args:
         seconds: Time between the first signal and the closing of the sockets.
@@ -48,14 +54,29 @@ class ShutdownSignal:
     ) -> None:
         if not self.received:
             self.received = True
+            _end_process_after(limits.shutdown_seconds(self._seconds))
             loop.call_soon_threadsafe(self._begin, loop, partial(close, number, None))
         elif not self._is_worker:
             exit_by_signal(number)
+
+    def finish(self) -> None:
+        """Limit the time that the process takes to end, now that all requests are answered."""
+        if self.received:
+            _end_process_after(limits.EXIT_SECONDS)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, close: Callable[[], object]) -> None:
         if self._seconds:
             _log.info("shutting down: /ready returns 503, requests are accepted for %d more seconds", self._seconds)
         loop.call_later(self._seconds, close)
+
+
+def _end_process_after(seconds: float) -> None:
+    """Write the stacks of all threads to standard error and end the process, if it still runs after that time.
+
+    This needs no Python thread, so that it works while one of them does not let the others run. The service writes no
+    files that could be incomplete.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
 
 
 def exit_by_signal(number: int) -> None:

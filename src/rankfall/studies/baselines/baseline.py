@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
 from abc import abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from rankfall._disk import delete_tree, make_directory
 from rankfall._files import write_file
+from rankfall._leftovers import sweep
 from rankfall._yaml_config import dump
 from rankfall.studies.baselines.configs import BaselineConfig
 from rankfall.training.methods import ListMethod
 from rankfall.training.run_directory import CONFIG, RESULT
+from rankfall.training.run_manifest import seal_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rankfall.training.loop import OnNotice
 
 
@@ -43,11 +44,14 @@ class Baseline(ListMethod[Config]):
 
     def complete(self, directory: Path, *, on_notice: OnNotice = warnings.warn) -> None:
         """Fit the baseline into a run directory. An unfinished run in it is deleted."""
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+        if directory.is_dir():
+            sweep(directory)  # with a note about files of a dead process
+        delete_tree(directory, missing_ok=True)
+        make_directory(directory)
         write_file(directory / CONFIG, dump(self.config))
-        best = self.fit(directory)
-        write_file(directory / RESULT, json.dumps({"best_metric": best}) + "\n")
+        text = json.dumps({"best_metric": self.fit(directory)}) + "\n"
+        seal_run(directory, filter(Path.is_file, directory.iterdir()), later={RESULT: text})
+        write_file(directory / RESULT, text)
 
     @abstractmethod
     def fit(self, directory: Path) -> float:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rankfall._yaml_config import Section
+from rankfall._yaml_config import MAX_COUNT, Section
 from rankfall.training.config.ranker_config import DataConfig, MetricName
 from rankfall.training.config.sections import Count
 
@@ -31,11 +31,11 @@ class TreesConfig(BaselineConfig):
 
     kind: Literal["lightgbm"] = "lightgbm"
     seed: int
-    num_leaves: Annotated[int, Field(ge=2)] = 31
+    num_leaves: Annotated[int, Field(ge=2, le=131072)] = 31  # the limit of LightGBM
     learning_rate: float = Field(default=0.1, gt=0)
     n_estimators: Count = Field(default=500, description="Trees, at most.")
     patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
-    min_data_in_leaf: Annotated[int, Field(ge=0)] = 20
+    min_data_in_leaf: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 20
     lambda_l2: float = Field(default=0.0, ge=0)
     feature_fraction: float = Field(default=1.0, gt=0, le=1)
     bagging_fraction: float = Field(default=1.0, gt=0, le=1)

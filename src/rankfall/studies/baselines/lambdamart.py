@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
+from rankfall._files import write_file
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
 from rankfall.studies.baselines.baseline import Baseline
 from rankfall.studies.baselines.configs import TreesConfig
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -61,12 +63,13 @@ def fit(config: TreesConfig, directory: Path) -> float:
         feval=validate,
         callbacks=[lightgbm.early_stopping(config.patience, verbose=False)] if config.patience else [],
     )
-    booster.save_model(directory / MODEL_FILE)  # up to the best number of trees
+    write_file(directory / MODEL_FILE, booster.model_to_string())  # up to the best number of trees
     return validate(_predict(booster, valid), None)[1]
 
 
 def score(config: TreesConfig, directory: Path, lists: Lists) -> Tensor:
     """Return the scores ``(rows,)`` of a fitted model."""
+    verify_run(directory, MODEL_FILE)
     booster = import_lightgbm().Booster(model_file=directory / MODEL_FILE)
     return torch.from_numpy(_predict(booster, lists))
 

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from rankfall._files import write_file
+from rankfall._json_reader import parse_json
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.studies.baselines.baseline import Baseline
 from rankfall.studies.baselines.configs import RidgeConfig
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.scoring import measure
 from rankfall.training.train_ranker import load_lists
 
@@ -61,7 +63,12 @@ def fit(config: RidgeConfig, directory: Path) -> float:
 
 def score(config: RidgeConfig, directory: Path, lists: Lists) -> Tensor:
     """Return the scores ``(rows,)`` of a fitted model."""
-    return _predict(config, json.loads((directory / MODEL_FILE).read_text()), lists)
+    verify_run(directory, MODEL_FILE)
+    try:
+        model = parse_json((directory / MODEL_FILE).read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{directory / MODEL_FILE} is damaged: it is not JSON") from None
+    return _predict(config, model, lists)
 
 
 def _models(config: RidgeConfig, train: Lists) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from rankfall._disk import make_directory
 from rankfall.data import ImpressionLog
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.studies.plan.front import default_reach
@@ -126,7 +127,7 @@ def plan_run(
         overrides=[word for word in overrides if not word.partition("=")[0].endswith(".quota")],
     )
     directory = out or run_dir
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     result.save(directory / PLAN)
     return result
 

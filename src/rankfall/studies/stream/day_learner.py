@@ -25,7 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from rankfall._files import new_content
+from rankfall._disk import make_directory, open_new
+from rankfall._files import new_content, replace_link
+from rankfall._json_reader import parse_json
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
@@ -56,6 +58,7 @@ from rankfall.training.run_directory import (
     check_same_data,
     read_config,
 )
+from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
 from rankfall.training.train_cascade import CascadeLearner, Epoch, build_objective
 
@@ -386,9 +389,9 @@ class _DayLoop(Loop["Impressions"]):
         self._lap()
         with self.writing():
             file = values_file(self.out, self.learner.loader.day)
-            file.parent.mkdir(exist_ok=True)
-            with new_content(file) as temporary:
-                pq.write_table(self.learner.table(), temporary)
+            make_directory(file.parent)
+            with new_content(file) as temporary, open_new(temporary) as opened:
+                pq.write_table(self.learner.table(), opened)
 
     def _pause(self, count: int) -> None:
         """Stop between two measured batches; the day is measured again when the run continues."""
@@ -421,10 +424,9 @@ class _DayLoop(Loop["Impressions"]):
         self._lap_began = time.perf_counter()  # the callback does not count as training time
 
     def _keep_weights(self, file: Path) -> None:
-        file.parent.mkdir(exist_ok=True)
+        make_directory(file.parent)
         self.learner.save(file, self.position)
-        with new_content(file.with_name(LATEST)) as temporary:
-            temporary.symlink_to(file.name)
+        replace_link(file.with_name(LATEST), file.name)
 
     def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         days = {"train": self._days, "valid": self._days}  # not part of the checkpoint, since days may be added
@@ -471,8 +473,10 @@ class _DayLoop(Loop["Impressions"]):
 
 def _check_log(run: Path, log: ImpressionLog) -> None:
     """Raise if ids or numbers of a log differ in meaning from those that the run was started with."""
+    if (run / LOG).is_file():
+        verify_run(run, LOG)
     try:
-        trained = json.loads((run / LOG).read_text())
+        trained = parse_json((run / LOG).read_text())
     except (FileNotFoundError, ValueError):
         return  # the run was killed before it trained
     before, now = (

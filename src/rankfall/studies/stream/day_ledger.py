@@ -61,7 +61,7 @@ class DayLedger:
     def open_log(self) -> ImpressionLog:
         """Open the log with its present days."""
         try:
-            log = self._watcher.scan(trusted=self.recorded, verify=self._follows)
+            log = self._watcher.scan(trusted=self.recorded)
         except ValueError as error:
             raise ConfigError(f"data.{error}") from None
         for day, why in self._watcher.refused.items():

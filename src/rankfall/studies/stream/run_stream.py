@@ -15,12 +15,12 @@ Every method with a seed is a run (`day_learner`). All runs use the same days in
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._disk import delete, delete_tree, make_directory
 from rankfall._files import is_temporary, locked, write_file
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.loader import ItemFirstSeen
@@ -101,7 +101,7 @@ def stream_methods(
         _check_endless(config, runs)
     work = _Stream(config, out, runs, jobs, follow is not None, on_step, on_day, on_run, on_notice, stop)
     work.open(resume=resume, force=force)  # raises before anything is written
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     with locked(out / LOCK, busy=f"out: another stream is working in {out}"):
         log = work.open(resume=resume, force=force)  # again, as another stream may have changed the directory
         if force:
@@ -354,7 +354,6 @@ def _check_free(out: Path, *, resume: bool, force: bool) -> None:
 def _clear(out: Path) -> None:
     """Delete the files of an earlier stream."""
     for name in (RUNS, BUNDLES):
-        if (out / name).exists():
-            shutil.rmtree(out / name)
+        delete_tree(out / name, missing_ok=True)
     for name in (LEDGER, STREAM, TABLES, REPORT, "stream.png", "stream.svg", STREAM_CONFIG):
-        (out / name).unlink(missing_ok=True)
+        delete(out / name, missing_ok=True)

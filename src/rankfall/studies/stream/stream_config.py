@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError, Section, read_source
 from rankfall.registry.stored_sources import short_name
-from rankfall.studies.method_config import Methods, Seeds, check_keys, validated
+from rankfall.studies.method_config import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.overrides import apply_overrides, merge, set_option
@@ -100,8 +100,9 @@ def load_stream(path: ConfigLike, overrides: Sequence[str] = ()) -> StreamConfig
     """
     content, where = read_source(path)
     config = validated(StreamConfig, apply_overrides(content, overrides), where)
-    for method, changes in _methods(config).items():
-        _resolve(config, method, changes, config.seeds[0])
+    with errors_of(where):
+        for method, changes in _methods(config).items():
+            _resolve(config, method, changes, config.seeds[0])
     return config
 
 
@@ -156,7 +157,7 @@ def _resolve(config: StreamConfig, method: str, changes: dict[str, Any], seed: i
     days = {"train": config.days, "valid": config.days}  # every day is measured and trained on
     data = {key: value for key, value in config.data.items() if key != "days"} | own_data | days
     given = {name: value for name in (*_SECTIONS, *_COMMON) if (value := getattr(config, name)) is not None}
-    content = set_option(merge(given, changes), "training.seed", seed)
+    content = set_option(merge(given, changes), "training.seed", seed, where=where)
     resolved = validate_cascade({"data": data, **content}, where=where)
     if resolved.training.epochs != 1 or resolved.training.patience is not None:
         raise ConfigError(f"{where}: training.epochs and training.patience: a stream trains on each day once")

@@ -18,6 +18,7 @@ from rankfall.studies.stream.day_learner import values_file
 from rankfall.training.cascade_metrics import higher_is_better
 from rankfall.training.config.cascade_metric_names import with_value
 from rankfall.training.per_list_table import CHANCE
+from rankfall.training.run_manifest import verify_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +102,8 @@ def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, 
 
 def _values(day: str, runs: Sequence[Path], column: str) -> Tensor:
     """Return a column of the values of a day, one row per run."""
+    for run in runs:
+        verify_run(run, values_file(run, day).relative_to(run).as_posix())
     # not pq.read_table: it takes a dot in a name, such as that of a file, for a nested column
     columns = [pq.ParquetFile(values_file(run, day)).read(columns=[column])[column].to_numpy() for run in runs]
     return torch.from_numpy(np.stack(columns).astype(np.float64))

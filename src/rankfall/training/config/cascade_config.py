@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import OptionError, Section, shown
+from rankfall._yaml_config import MAX_COUNT, OptionError, Section, shown
 from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
 from rankfall.registry.references import absolute, absolute_references, is_reference
 from rankfall.training.config.cascade_metric_names import (
@@ -76,14 +76,20 @@ else:  # a type checker accepts only types that are written out
 
 
 def _check_list_length(value: object) -> object:
-    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
         return value
     raise ValueError(
-        f"found {shown(value)}{did_you_mean(value, ['all'])}, expected a whole number of at least 1, or all"
+        f"found {shown(value)}{did_you_mean(value, ['all'])}, expected a whole number from 1 to {MAX_COUNT}, or all"
     )
 
 
 Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
+
+
+def _check_depth(value: int | str | None) -> int | str | None:
+    if isinstance(value, int) and not -1 <= value <= MAX_COUNT:
+        raise ValueError(f"found {shown(value)}, expected the number of a logged stage, or -1 for random negatives")
+    return value
 
 
 class LogConfig(Section):
@@ -93,7 +99,7 @@ class LogConfig(Section):
     train: Names = Field(min_length=1, description="Days, or ranges FIRST..LAST, to train on in this order.")
     valid: Names = Field(min_length=1, description="Days for early stopping and for choosing settings.")
     test: Names = Field(default=[], description="Days for the final evaluation only.")
-    negatives: int = Field(default=0, ge=0, description="Random items added to every training list.")
+    negatives: int = Field(default=0, ge=0, le=MAX_COUNT, description="Random items added to every training list.")
     negatives_from: Literal["items", "batch"] = Field(
         default="items",
         description="Pool of random items: those in the log by the end of the day, or those of the batch.",
@@ -143,7 +149,7 @@ class StageConfig(Section):
         description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
         "model, or preset and the options that differ."
     )
-    min_depth: int | str | None = Field(
+    min_depth: Annotated[int | str | None, AfterValidator(_check_depth)] = Field(
         default=None,
         description="Items that the objective bce trains this stage on: those that reached the logged stage of this "
         "number or name.",

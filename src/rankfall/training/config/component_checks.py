@@ -237,7 +237,7 @@ def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | No
                 raise OptionError(str(error), *path) from None
         return
     builtin = registry.builtins(kind) if allowed is None else allowed
-    if name not in builtin:
+    if not isinstance(name, str) or name not in builtin:
         names = [one for one in registry.names(kind) if one in builtin or is_own(kind, one)]
         hint = like_reference(name) or did_you_mean(name, names)
         raise OptionError(f"found {shown(name)}{hint}; allowed are {', '.join(names)}", *path)

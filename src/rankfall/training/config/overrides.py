@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._yaml_config import ConfigError, Section, parse_yaml, shown, to_yaml
+from rankfall._yaml_reader import MAX_DEPTH
 from rankfall.registry.references import absolute, absolute_references, is_file_reference
 from rankfall.training.config.cascade_metric_names import split_stage
 
@@ -34,13 +35,24 @@ def apply_overrides(content: Mapping[str, Any], overrides: Iterable[str]) -> dic
     for word in overrides:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"override: found {word!r}, expected key=value such as loss.tau=0.5")
-        changed = set_option(changed, key, parse_yaml(text, f"override {word!r}"))
+            raise ConfigError(f"override: found {shown(word)}, expected key=value such as loss.tau=0.5")
+        if key.count(".") >= MAX_DEPTH:
+            raise ConfigError(f"override: found a key of {key.count('.') + 1} parts, expected at most {MAX_DEPTH}")
+        changed = set_option(changed, key, parse_yaml(text, f"override {shown(word)}"))
     return changed
 
 
-def set_option(content: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
+def set_option(content: Mapping[str, Any], key: str, value: object, *, where: str = "override") -> dict[str, Any]:
     """Return a copy in which a dotted key has a value. ``model.hidden.0`` is the first element of a list.
+
+    Args:
+        content: The mapping, which is not changed.
+        key: The dotted key.
+        value: Its value.
+        where: Prefix of error messages.
+
+    Raises:
+        ConfigError: If the key leads into a plain value, or beyond the end of a list.
 
     >>> set_option({"loss": {"name": "relax_loss", "m": 20}}, "loss.m", 5)
     {'loss': {'name': 'relax_loss', 'm': 5}}
@@ -49,11 +61,11 @@ def set_option(content: Mapping[str, Any], key: str, value: object) -> dict[str,
     *parents, last = key.split(".")
     place: Any = changed
     for depth, part in enumerate(parents):
-        place = _enter(place, part, ".".join(parents[:depth]))
+        place = _enter(place, part, ".".join(parents[:depth]), where)
     if _names_another(place, key, value):
         place.clear()
     if isinstance(place, list):
-        place[_position(place, last, ".".join(parents))] = value
+        place[_position(place, last, ".".join(parents), where)] = value
     else:
         place[last] = value
     return changed
@@ -100,25 +112,27 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any], section: str) ->
     return merged
 
 
-def _names_another(section: Mapping[str, Any], key: str, value: object) -> bool:
-    return key in _CHOOSERS and section.get(key.rpartition(".")[2], _CHOOSERS[key]) != value
+def _names_another(section: Mapping[str, Any] | list[Any], key: str, value: object) -> bool:
+    if key not in _CHOOSERS or isinstance(section, list):
+        return False
+    return bool(section.get(key.rpartition(".")[2], _CHOOSERS[key]) != value)
 
 
-def _enter(place: Any, part: str, path: str) -> Any:
+def _enter(place: Any, part: str, path: str, where: str) -> Any:
     """Return the mapping or list under one part of a dotted key. A missing mapping is created."""
     if isinstance(place, list):
-        inner = place[_position(place, part, path)]
+        inner = place[_position(place, part, path, where)]
     else:
         if place.get(part) is None:
             place[part] = {}
         inner = place[part]
     if not isinstance(inner, dict | list):
         full = f"{path}.{part}".lstrip(".")
-        raise ConfigError(f"override: {full} is {shown(inner)}, which has no keys; replace {full} as a whole")
+        raise ConfigError(f"{where}: {full} is {shown(inner)}, which has no keys; replace {full} as a whole")
     return inner
 
 
-def _position(items: list[Any], part: str, path: str) -> int:
+def _position(items: list[Any], part: str, path: str, where: str) -> int:
     if not part.isdecimal() or int(part) >= len(items):
-        raise ConfigError(f"override: {path} has {len(items)} items, numbered from 0; found {part!r}")
+        raise ConfigError(f"{where}: {path} has {len(items)} items, numbered from 0; found {part!r}")
     return int(part)

@@ -196,7 +196,7 @@ class TrainingConfig(Section):
     device: DeviceName = "auto"
     precision: Precision = "float32"
     compile: Compile = False
-    max_list: Annotated[int, Field(ge=2)] | None = Field(
+    max_list: Annotated[Count, Field(ge=2)] | None = Field(
         default=None, description="Train on a new random sample of this size of each longer list in every epoch."
     )
     checkpoint_every: Seconds = 300.0

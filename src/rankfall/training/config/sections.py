@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import Section
+from rankfall._yaml_config import MAX_COUNT, Section
 from rankfall.option_types import Activation as Activation
-from rankfall.option_types import Count as Count
 from rankfall.option_types import Init as Init
 from rankfall.option_types import Share as Share
 from rankfall.registry.references import absolute_references
@@ -32,16 +31,20 @@ class ComponentSection(Section):
         return absolute_references(content)
 
 
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+"""A whole number of at least 1."""
+
 Role = Literal["train", "valid", "test"]
 TrackerName = Literal["tensorboard", "mlflow"]
 Seed = Annotated[
     int, Field(ge=0, lt=2**63, description="Seed of the initial weights, the order of the data and all noise.")
 ]
 Threads = Annotated[
-    Count, Field(description="CPU threads. The same number of threads gives the same weights, bit for bit.")
+    int,
+    Field(ge=1, le=1024, description="CPU threads. The same number of threads gives the same weights, bit for bit."),
 ]
 Seconds = Annotated[float, Field(ge=0, description="Time between checkpoints. There is one after every epoch as well.")]
-Kept = Annotated[int, Field(ge=1, description="Checkpoints kept for resuming until the training run has finished.")]
+Kept = Annotated[Count, Field(description="Checkpoints kept for resuming until the training run has finished.")]
 Patience = Annotated[
     Count | None, Field(description="Stop after this many validations without a better validation metric.")
 ]

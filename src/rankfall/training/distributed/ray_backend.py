@@ -7,18 +7,19 @@ the run directory and the data.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import threading
 import time
-import traceback
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rankfall._disk import make_directory
+from rankfall._failures import BugError, is_expected, located, traceback_text
+from rankfall._files import scratch_directory
 from rankfall._ray import ATTEMPTS, enter
+from rankfall._seal import verification, verifies
 from rankfall._yaml_config import ConfigError
 from rankfall.training.distributed.group import Group, LostError, PeerError, Processes
 from rankfall.training.distributed.ray_channel import ProgressActor
@@ -90,6 +91,7 @@ def train_by_ray(
         "timeout": timeout,
         "actor": actor,
         "gpu": _use_gpu(config, workers, engine),
+        "verify": verifies(),
     }
     fit = _Fit(_trainer(task, workers, engine))
     if force:
@@ -125,8 +127,9 @@ def _follow(
 def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
     if fit.error is not None and type(fit.error).__module__.partition(".")[0] != "ray":
         raise fit.error  # a bug of ours; Ray's own errors mean that processes died
-    if outcome.bug:
-        raise RuntimeError(f"in a training process: {outcome.bug}")
+    if outcome.bug is not None:
+        message, details = outcome.bug
+        raise BugError(f"in a training process: {message}", details)
     if outcome.result is not None:  # processes of earlier starts may have sent errors
         return outcome.result
     if outcome.stopped:
@@ -182,9 +185,9 @@ def _trainer(task: dict[str, Any], workers: int, engine: Ray) -> Any:
     train: Any = import_module("ray.train")
     train_torch: Any = import_module("ray.train.torch")
     out: Path = task["out"]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    notes = tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".ray", dir=out.parent.resolve())  # files of Ray itself
-    engine.cleanup.callback(shutil.rmtree, notes, ignore_errors=True)
+    make_directory(out.parent)
+    # files of Ray itself
+    notes = engine.cleanup.enter_context(scratch_directory(f"{out.name}.ray", out.parent.resolve()))
     return train_torch.TorchTrainer(
         _work,
         train_loop_config=task,
@@ -211,13 +214,13 @@ def _work(task: dict[str, Any]) -> None:
         _train(task, group)
     except LostError:
         raise  # so that Ray restarts all processes
-    except (ValueError, OSError) as error:
+    except Exception as error:
+        if not is_expected(error):
+            _send(actor, "bug", (located(error), traceback_text(error)))
+            raise
         _send(actor, "error", (isinstance(error, PeerError), str(error)))
         if group is None or not group.all_informed:
             raise  # so that Ray ends the processes that wait for this one
-    except Exception:
-        _send(actor, "bug", traceback.format_exc())
-        raise
 
 
 def _group(task: dict[str, Any]) -> Group:
@@ -243,17 +246,19 @@ def _train(task: dict[str, Any], group: Group) -> None:
         return
     group.restarted = earlier_starts > 0
     reporter = ProgressReporter(actor) if group.first else None
+    on_notice = reporter.notice if reporter else _ignore
     try:
-        result = train(
-            task["config"],
-            task["out"],
-            force=task["force"],
-            resume=task["resume"],
-            group=group,
-            progress=reporter.report if reporter else _ignore,
-            on_notice=reporter.notice if reporter else _ignore,
-            stop=reporter.stop_requested if reporter else lambda: False,
-        )
+        with verification(task["verify"], on_notice):
+            result = train(
+                task["config"],
+                task["out"],
+                force=task["force"],
+                resume=task["resume"],
+                group=group,
+                progress=reporter.report if reporter else _ignore,
+                on_notice=on_notice,
+                stop=reporter.stop_requested if reporter else lambda: False,
+            )
     except Stopped as stopped:
         if reporter:
             _send(actor, "stopped", str(stopped))
@@ -308,7 +313,7 @@ class _Outcome:
         self._progress, self._on_notice = progress, on_notice
         self.result: TrainResult | None = None
         self.stopped = ""  # position at which the run stopped early
-        self.bug = ""  # traceback
+        self.bug: tuple[str, str] | None = None  # message and traceback
         self.errors: list[tuple[bool, str]] = []  # whether it reports a peer's error, and the message
 
     def handle(self, messages: list[tuple[str, Any]]) -> None:

@@ -27,6 +27,7 @@ from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.run_directory import LOG, read_json
+from rankfall.training.run_manifest import verify_run
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -244,6 +245,7 @@ class OpenedSplit:
 
 def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]:
     """Refuse a log whose ids or numbers differ in meaning from those of the training run; return warnings."""
+    verify_run(directory, LOG)
     try:
         trained = read_json(directory / LOG)
     except FileNotFoundError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
+from rankfall._disk import delete_tree
 from rankfall._yaml_config import ConfigError, Section
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.own_parts import OwnCodeError, own_code
@@ -232,7 +232,7 @@ class TrainingMethod(Method[Config, Data]):
             return resume()
         except DamagedError:
             on_notice(f"the checkpoints in {directory} are damaged: training starts again")
-            shutil.rmtree(directory)
+            delete_tree(directory)
             return resume()
 
     @abstractmethod

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 from typer.testing import CliRunner
 
-from rankfall import _files
+from rankfall import _disk
 from rankfall.commands.prepare import app
 from rankfall.data import Moments, RankingData, Recipe, prepare_letor
 from rankfall.data.sources.letor import text_files as source_module
@@ -732,7 +732,7 @@ def test_a_crash_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch: p
     def crash(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_files if moment == "sync" else preparation, moment, crash)
+    monkeypatch.setattr(_disk if moment == "sync" else preparation, moment, crash)
     with pytest.raises(KeyboardInterrupt):
         prepare_letor({"train": [source]}, out, Recipe(seed=1), force=True)
     with pytest.raises(KeyboardInterrupt):
@@ -751,12 +751,14 @@ def test_loading_says_what_is_wrong(tmp_path: Path) -> None:
     labels = out / "train" / "labels.npy"
     content = labels.read_bytes()
     labels.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    RankingData.load(out)
+    data = RankingData.load(out)
+    with pytest.raises(ValueError, match=r"labels\.npy has changed .*; prepare the data again"):
+        data["train"]
     with pytest.raises(ValueError, match=r"labels\.npy has changed"):
         RankingData.load(out, verify=True)
     np.save(labels, np.zeros(2, np.float32))
     with pytest.raises(ValueError, match=r"labels\.npy has shape \(2,\), its manifest states \(1,\)"):
-        RankingData.load(out)
+        RankingData.load(out, verify=False)["train"]
     manifest = out / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
     with pytest.raises(ValueError, match="format version 99"):

@@ -145,8 +145,11 @@ class DayBlocks:
 
     def column(self, number: int, name: str) -> pa.Array:
         """Return a column of a block, after checking it."""
+        block = self._blocks[number]
+        if name not in block.schema.names:
+            raise ValueError(f"path: {self.path} has no column {name!r}, which the manifest of the log describes")
         try:
-            array = self._blocks[number].column(name)
+            array = block.column(name)
             array.validate()
         except pa.ArrowInvalid as error:
             raise self.damaged(number, name, str(error)) from None

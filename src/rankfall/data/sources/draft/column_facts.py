@@ -122,7 +122,11 @@ def read_sample(files: Sequence[RowFile | Path]) -> Sample:
     limit = SAMPLE_ROWS // len(chosen)
     heads = [_head(file, limit + 1) for file in chosen]
     is_complete = len(chosen) == len(files) and all(len(head) <= limit for head in heads)
-    frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
+    try:
+        frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
+    except pl.exceptions.SchemaError as error:
+        names = ", ".join(str(_path(file)) for file in chosen)
+        raise ValueError(f"{names}: a column has types that do not fit each other: {error}") from None
     if not len(frame):
         raise ValueError(f"{', '.join(str(_path(file)) for file in chosen)}: found no rows")
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from rankfall._disk import make_directory, open_new
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,7 +41,7 @@ class _Column:
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._dtype = np.dtype(dtype)
-        self._file = path.open("w+b")
+        self._file = open_new(path, "w+b")
         self.items = 0
 
     def append(self, items: NDArray[Any]) -> None:
@@ -48,7 +50,6 @@ class _Column:
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         size = self._dtype.itemsize
-        self._file.flush()
         data = os.pread(self._file.fileno(), (stop - start) * size, start * size)
         return np.frombuffer(data, self._dtype)
 
@@ -60,7 +61,7 @@ class LetorSpool:
     """The rows of one split, in the order in which they were read."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir()
+        make_directory(directory)
         self._pieces: list[_Piece] = []
         self._labels = _Column(directory / "labels", "f4")
         self._values = _Column(directory / "values", "f4")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import itertools
-import json
-import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -14,8 +12,10 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankfall._disk import delete_tree, make_directory, open_new
 from rankfall._files import checksum
 from rankfall._manifest import MANIFEST
+from rankfall._seal import write_manifest
 from rankfall.data.indexing import edges
 from rankfall.data.lists.ranking_data import FORMAT, VERSION
 from rankfall.data.moments import Moments, Scaling
@@ -62,7 +62,7 @@ def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path
     moments: dict[str, Moments] = {}
     for name, split in splits.items():
         about[name], moments[name] = _write_split(split, columns, directory / name)
-        shutil.rmtree(directory / f"spool-{name}")
+        delete_tree(directory / f"spool-{name}")
     if recipe.standardise:
         fitted = [moments[name] for name in recipe.standardise]
         scaling = sum(fitted[1:], start=fitted[0]).scaling()
@@ -102,7 +102,7 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
             f"min_list: every list of split {split.name!r} is shorter than {recipe.min_list}; the longest "
             f"has {sizes.max()} documents"
         )
-    directory.mkdir()
+    make_directory(directory)
     rows = int(kept.sum())
     qids = np.array(list(split.lists), dtype=object)
     moments = Moments.of(np.zeros((0, columns.total)))
@@ -254,7 +254,7 @@ def _standardise(path: Path, scaling: Scaling) -> None:
     (rows, width), place = stored.shape, stored.offset
     del stored
     step = max(1, CHUNK_BYTES // (4 * width))
-    with path.open("r+b") as file:
+    with open_new(path, "r+b") as file:
         for row in range(0, rows, step):
             file.seek(place + row * width * 4)
             chunk = np.fromfile(file, "<f4", min(step, rows - row) * width)
@@ -308,21 +308,21 @@ def _write_manifest(
         "shared_queries": shared,
         "files": {path.relative_to(directory).as_posix(): checksum(path) for path in files},
     }
-    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    (directory / MANIFEST).write_text(text, encoding="utf-8")
+    write_manifest(directory / MANIFEST, manifest)
 
 
 @contextmanager
 def _open_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
     """Open a .npy file of that shape, to which the items are written one after the other."""
-    with path.open("wb") as file:
+    with open_new(path) as file:
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         yield file
 
 
 def _save(path: Path, values: NDArray[Any]) -> None:
-    np.save(path, values, allow_pickle=False)
+    with open_new(path) as file:
+        np.save(file, values, allow_pickle=False)
 
 
 @contextmanager
@@ -331,7 +331,7 @@ def _open_strings(path: Path, wanted: bool = True) -> Iterator[Callable[[Any], N
         yield lambda strings: None
         return
     schema = pa.schema([("text", pa.large_string())])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with open_new(path) as file, pa.ipc.new_file(file, schema) as writer:
         yield lambda strings: writer.write_batch(pa.record_batch([strings], schema=schema))
 
 

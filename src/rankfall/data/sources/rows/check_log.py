@@ -14,15 +14,14 @@ be right, so the whole request is dropped; only rows that are equal in every col
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 import pyarrow as pa
 
+from rankfall._files import scratch_directory
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.requests import DAY, TIME, with_days
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
@@ -35,6 +34,7 @@ from rankfall.data.sources.rows.row_spool import write_spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import Spec
@@ -86,8 +86,8 @@ def check_log(
     for origin in raw.files:
         if origin != "log":
             joined[origin] = _check_table(raw, origin, found)
-    with tempfile.TemporaryDirectory(prefix="rankfall-check-", dir=inside) as directory:
-        of_rows = _RowCheck(raw, joined, Path(directory), _portions(raw), limit)
+    with scratch_directory("rankfall-check", inside) as directory:
+        of_rows = _RowCheck(raw, joined, directory, _portions(raw), limit)
         rows, spools = _check_files(of_rows, found, engine, on_step("checking rows", None))
         of_requests = _RequestCheck(raw, spools, limit)
         on_rows = on_step("checking requests", rows)

@@ -17,7 +17,6 @@ import polars as pl
 
 from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.encoding import BadValueError, Encoding, dense_values
-from rankfall.data.impressions.items import item_table
 from rankfall.data.impressions.spec import Categorical, Dense, column_of, table_of
 from rankfall.data.moments import Moments
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge
@@ -27,7 +26,6 @@ from rankfall.data.sources.rows.request_order import POSITION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from rankfall._engine import Engine, Report
@@ -41,57 +39,28 @@ _SUM_BLOCK = 2**16  # rows that are summed at once
 QUANTILE_SAMPLE = 2**17  # rows from which the edges of buckets are computed
 
 
-def fit_portions(
-    log: SpooledLog, portions: Sequence[Portion], days: Sequence[str], on_rows: Report, engine: Engine
-) -> tuple[Encoding, pa.Table]:
-    """Fit the encoding of a log and build its item table.
+def fit_portions(log: SpooledLog, portions: Sequence[Portion], on_rows: Report, engine: Engine) -> Encoding:
+    """Fit the encoding of a log.
 
     Args:
         log: The spooled log.
-        portions: All portions of the log.
-        days: The days that the encoding is fitted to.
+        portions: The portions that the encoding is fitted to.
         on_rows: Receives the number of rows that were read.
         engine: Runs the work on the portions.
-
-    Returns:
-        The encoding, and the table of all items with the features of their last occurrence.
     """
-    spec = log.raw.spec
-    fitter = EncodingFitter(spec)
-    of_items = {column_of(spec, name, feature) for name, feature in spec.features.item.items()} | {spec.item}
-    logged = sorted(column for column in of_items if log.raw.origins[column] != "items")
-    items = IncrementalMerge(partial(_last_of_each, spec.item))
-    work = partial(_portion_statistics, log, fitter, logged, list(days))
-    with closing(engine.map(work, portions, on_rows)) as found:
-        for seen, statistics in found:
-            items.add(seen)
-            if statistics is not None:
-                fitter.add(statistics)
-    encoding = fitter.encoding()
-    raw_items = log.with_tables(items.result(), of_items)
-    try:
-        return encoding, item_table(raw_items, encoding)
-    except BadValueError as error:
-        raise ValueError(f"{error} (item {raw_items.sort(spec.item)[spec.item][error.position]!r})") from None
+    fitter = EncodingFitter(log.raw.spec)
+    with closing(engine.map(partial(_portion_statistics, log, fitter), portions, on_rows)) as found:
+        for statistics in found:
+            fitter.add(statistics)
+    return fitter.encoding()
 
 
-def _portion_statistics(
-    log: SpooledLog, fitter: EncodingFitter, logged: list[str], days: list[str], portion: Portion, report: Report
-) -> tuple[pl.DataFrame, Statistics | None]:
-    """Return the items of a portion, and its statistics if the encoding is fitted to its day."""
-    is_fitted = portion.day in days
-    rows = log.rows(portion.number, [*logged, *(fitter.columns if is_fitted else [])])
-    items = _last_of_each(log.raw.spec.item, rows.select(logged))
-    statistics = None
-    if is_fitted:
-        rows = rows.sort(POSITION, log.raw.spec.item)  # sums of floats depend on the order
-        statistics = fitter.statistics(rows, first_rows(rows), portion)
+def _portion_statistics(log: SpooledLog, fitter: EncodingFitter, portion: Portion, report: Report) -> Statistics:
+    rows = log.rows(portion.number, fitter.columns)
+    rows = rows.sort(POSITION, log.raw.spec.item)  # sums of floats depend on the order
+    statistics = fitter.statistics(rows, first_rows(rows), portion)
     report(portion.rows)
-    return items, statistics
-
-
-def _last_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.unique(item, keep="last", maintain_order=True)
+    return statistics
 
 
 @dataclass

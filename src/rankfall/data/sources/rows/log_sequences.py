@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
@@ -13,6 +14,8 @@ from rankfall.data.impressions.spec import column_of
 from rankfall.data.impressions.stage_depth import above_zero
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rankfall.data.impressions.spec import SequenceConfig, Spec
 
 
@@ -24,13 +27,25 @@ class PortionEvents(NamedTuple):
 
 
 class SequenceHistories:
-    """One history per sequence of feedback. Portions go through :meth:`advance` in their order."""
+    """One history per sequence of feedback. Portions go through :meth:`advance` in their order.
 
-    def __init__(self, spec: Spec) -> None:
+    Args:
+        spec: The description of the log.
+        events: The events of earlier days by sequence, as :meth:`events` returned them.
+    """
+
+    def __init__(self, spec: Spec, events: Mapping[str, pl.DataFrame] = MappingProxyType({})) -> None:
         self._histories = {
-            name: EventHistory(sequence.max_length, [f"sequence.{name}.{feature}" for feature in sequence.features])
+            name: EventHistory(
+                sequence.max_length, [f"sequence.{name}.{feature}" for feature in sequence.features], events.get(name)
+            )
             for name, sequence in _of_feedback(spec).items()
         }
+
+    def events(self) -> dict[str, pl.DataFrame]:
+        """Return the events of each sequence that later requests may need."""
+        found = {name: history.events for name, history in self._histories.items()}
+        return {name: events for name, events in found.items() if events is not None}
 
     def advance(self, events: PortionEvents) -> list[pl.Series]:
         """Return the columns ``sequence.NAME.FEATURE`` of the requests of the next portion."""

@@ -6,11 +6,9 @@ a time, and are then read as any other files, as often as necessary and by any p
 
 from __future__ import annotations
 
-import tempfile
 import traceback
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
@@ -18,6 +16,8 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from rankfall import registry
+from rankfall._disk import open_new
+from rankfall._files import scratch_directory
 from rankfall._yaml_config import ConfigError, explain, shown
 from rankfall.data.sources.rows.row_files import RowFile
 from rankfall.registry.option_values import check_value
@@ -25,6 +25,7 @@ from rankfall.registry.references import absolute, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from rankfall._engine import Report
     from rankfall.data.impressions.spec import Spec
@@ -59,8 +60,8 @@ def rows_of_source(spec: Spec, on_rows: Report, inside: Path | None = None) -> I
     if spec.source is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="rankfall-source-", dir=inside) as directory:
-        yield read_source(spec.source, Path(directory), on_rows)
+    with scratch_directory("rankfall-source", inside) as directory:
+        yield read_source(spec.source, directory, on_rows)
 
 
 def with_absolute_source(spec: Spec) -> Spec:
@@ -168,7 +169,7 @@ class _TableWriter:
             self._stack.close()
             self.files.append(self._directory / f"source-{len(self.files)}.arrow")
             self._schema = table.schema
-            file = self._stack.enter_context(pa.OSFile(str(self.files[-1]), "wb"))
+            file = self._stack.enter_context(open_new(self.files[-1]))
             self._open = self._stack.enter_context(pa.ipc.new_file(file, table.schema))
         self._open.write_table(table, max_chunksize=2**17)
 

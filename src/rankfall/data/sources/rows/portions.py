@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
+from rankfall.data.impressions.items import item_numbers
 from rankfall.data.impressions.requests import check_shared_values, group_ordered_rows
 from rankfall.data.sources.rows.columns import column_uses
 from rankfall.data.sources.rows.request_order import PORTION, POSITION, key_columns
@@ -46,8 +47,9 @@ def spool_log(raw: RawLog, requests: RequestOrder, directory: Path, on_rows: Rep
         frames["requests"] = frame.select(raw.spec.request, POSITION, PORTION).to_arrow()
     parts = [(origin, files) for origin in frames for files in raw.parts(origin)]
     with closing(engine.map(partial(_spool, raw, frames, directory), parts, on_rows)) as spools:
-        for (origin, _), spool in zip(parts, spools, strict=True):
+        for (origin, _), (spool, needs_numbers) in zip(parts, spools, strict=True):
             log.spools.setdefault(origin, []).append(spool)
+            log.needs_numbers |= needs_numbers
     return log
 
 
@@ -57,19 +59,23 @@ def _spool(
     directory: Path,
     part: tuple[Origin, Sequence[RowFile]],
     report: Report,
-) -> RowSpool:
+) -> tuple[RowSpool, bool]:
+    """Return the spooled rows of some files, and whether an id of an item is not int32."""
     origin, files = part
     frame = pl.from_arrow(frames[origin])
     assert isinstance(frame, pl.DataFrame)
+    needs_numbers = False
 
     def batches() -> Iterator[pl.DataFrame]:
+        nonlocal needs_numbers
         for batch in raw.batches(origin, raw.columns(origin), files):
             if origin == "log":
+                needs_numbers |= item_numbers(batch.rows[raw.spec.item].drop_nulls()) is None
                 batch.check_not_null(raw.spec.item)
                 report(len(batch.rows))
             yield batch.rows.join(frame, on=raw.spec.request)
 
-    return write_spool(directory, batches(), PORTION)
+    return write_spool(directory, batches(), PORTION), needs_numbers
 
 
 class SpooledLog:
@@ -78,6 +84,7 @@ class SpooledLog:
     def __init__(self, raw: RawLog, requests: RequestOrder) -> None:
         self.raw = raw
         self.spools: dict[Origin, list[RowSpool]] = {}
+        self.needs_numbers = False  # whether an id of an item is not int32
         self._stored = list(dict.fromkeys([*raw.columns("log"), *requests.frame.columns]))
         self._position = requests.frame[POSITION].dtype
         tables = [origin for origin in raw.files if origin not in ("log", "requests")]
@@ -122,6 +129,21 @@ class SpooledLog:
                     unknown[origin] = keys.join(found, on=key, how="anti")
                 rows = rows.join(found, on=key, how="left", maintain_order="left")
         return rows
+
+    def stored_rows(self, origin: Origin, number: int) -> pl.DataFrame | None:
+        """Return the rows of a portion as they were read, in an order that does not depend on the files.
+
+        Args:
+            origin: The log or the table of requests.
+            number: The portion.
+        """
+        if origin not in self.spools:
+            return None
+        columns = self.raw.columns(origin)
+        rows = self._read(origin, number, [POSITION, *columns])
+        if rows is None:
+            return None
+        return rows.sort(POSITION, *([self.raw.spec.item] if origin == "log" else [])).select(columns)
 
     def group(self, rows: pl.DataFrame, day: str) -> RequestGroups:
         """Group the rows of a portion, and check that the rows of a request agree on what describes the request.

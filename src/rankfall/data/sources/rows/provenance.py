@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankfall._engine import Engine, Report
-    from rankfall.data.impressions.counts import Counts
-    from rankfall.data.impressions.encoding import Encoding
+    from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import Findings
-    from rankfall.data.sources.rows.columns import Origin
+    from rankfall.data.sources.rows.log_state import LogState
     from rankfall.data.sources.rows.raw_log import RawLog
     from rankfall.data.sources.rows.request_order import RequestOrder
     from rankfall.data.sources.rows.row_files import RowFile
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 def provenance(
     raw: RawLog,
     requests: RequestOrder,
-    encoding: Encoding,
-    counts: Counts,
-    unknown: Mapping[Origin, int],
+    state: LogState,
     *,
     seed: int,
     fit_days: Sequence[str],
@@ -42,20 +39,21 @@ def provenance(
     Args:
         raw: The raw log.
         requests: The order of its requests.
-        encoding: The fitted encoding.
-        counts: The counts of all portions.
-        unknown: For each table the number of keys of the log that it does not have.
+        state: The state after the last day, with its encoding and counts.
         seed: The seed of the sampler.
         fit_days: The days that the encoding was fitted to.
         on_file: Receives 1 for each file whose checksum was computed.
         engine: Runs the work on the files.
     """
-    with closing(engine.map(_about_file, (file for files in raw.files.values() for file in files), on_file)) as found:
-        files = {origin: [next(found) for _ in files] for origin, files in raw.files.items()}
-    logs = files.pop("log")
+    given = {origin: [file for file in files if not file.typed] for origin, files in raw.files.items()}
+    with closing(engine.map(_about_file, (file for files in given.values() for file in files), on_file)) as found:
+        files = {origin: [next(found) for _ in files] for origin, files in given.items()}
+    rows_by_file = [rows for file, rows in zip(raw.files["log"], requests.rows_by_file, strict=True) if not file.typed]
+    logs, encoding, counts = files.pop("log"), state.encoding, state.counts
+    unknown = {origin: len(keys) for origin, keys in state.unknown.items()}
     return {
         "command": "prepare rows",
-        "sources": [about | {"rows": rows} for about, rows in zip(logs, requests.rows_by_file, strict=True)],
+        "sources": [about | {"rows": rows} for about, rows in zip(logs, rows_by_file, strict=True)],
         "tables": files,
         "seed": seed,
         "fit_days": list(fit_days),
@@ -66,12 +64,46 @@ def provenance(
         "edges": dict(encoding.edges),
         "hashed": _hashed_types(raw),
         "counts": counts.to_json(),
-        "dropped": {"beyond the sample": {name: counts.logged[name] - counts.kept[name] for name in counts.logged}},
-        "unseen_shares": {name: unseen / counts.values[name] for name, unseen in counts.unseen.items() if unseen},
-        "unknown": {**unknown, **({"requests": requests.unknown} if "requests" in raw.files else {})},
+        "dropped": {
+            "beyond the sample": {name: counts.logged[name] - counts.kept[name] for name in sorted(counts.logged)}
+        },
+        "unseen_shares": {
+            name: unseen / counts.values[name] for name, unseen in sorted(counts.unseen.items()) if unseen
+        },
+        "unknown": {**unknown, **({"requests": state.unknown_requests} if "requests" in raw.files else {})},
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
     }
+
+
+def appended_provenance(
+    before: Mapping[str, Any], made: Mapping[str, Any], days: Sequence[str], spec: Spec
+) -> dict[str, Any]:
+    """Return the provenance of a log after days were appended.
+
+    Args:
+        before: The provenance before.
+        made: The provenance of the new days, with the counts of all days.
+        days: All days of the log, in order.
+        spec: The description of the log.
+    """
+    tables = {origin: list(files) for origin, files in before["tables"].items()}
+    for origin, files in made["tables"].items():
+        known = tables.setdefault(origin, [])
+        known += [file for file in files if file not in known]
+    combined = {
+        **before,
+        **made,
+        "command": before["command"],
+        "sources": before["sources"] + made["sources"],
+        "tables": tables,
+        "unused_requests": before["unused_requests"] + made["unused_requests"],
+        "empty_days": [] if spec.day is not None else _gaps(days),
+    }
+    if "skipped" in before and "skipped" in made:
+        both = (before["skipped"], made["skipped"])
+        combined["skipped"] = {key: both[0][key] + both[1][key] for key in both[0]}
+    return combined
 
 
 def skipped_json(found: Findings, limit: int) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class RawLog:
         on_text: Report,
         engine: Engine,
         on_problem: OnProblem | None = None,
+        types: Types | None = None,
     ) -> RawLog:
         """Find the files, and the origin and type of every column.
 
@@ -95,6 +96,7 @@ class RawLog:
             engine: Runs the work on the files.
             on_problem: Receives the column and the message of every problem, and the files that have it; files that
                 cannot be read and columns that cannot be used are then left out. By default a problem is an error.
+            types: The types of the columns, if earlier days of the log decided them; by default the files decide.
 
         Raises:
             ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
@@ -117,6 +119,9 @@ class RawLog:
             files[origin] = [file for file in files[origin] if file in headers[origin]]
         if any(log.key(origin) not in log.origins for origin in files):
             return log  # an error, or reported; without a key no row can be read
+        if types is not None:
+            log._take_types(types)
+            return log
         unusable = log._decide_types(headers, on_text, engine, on_problem)
         return log.without(unusable) if unusable else log
 
@@ -167,12 +172,12 @@ class RawLog:
             columns: The columns to read.
             files: The files to read; by default all of them.
         """
-        read = self.stored_names(columns)
         for file in self.files[origin] if files is None else files:
+            stored = {name: name if file.typed else self.stored.get(name, name) for name in columns}
             start = 0
-            for frame in file.batches(read):
+            for frame in file.batches(list(dict.fromkeys(stored.values()))):
                 typed = frame.select(
-                    self._typed(origin, frame[self.stored.get(name, name)].alias(name), file, start) for name in columns
+                    self._typed(origin, frame[stored[name]].alias(name), file, start) for name in columns
                 )
                 yield RowBatch(file, start, typed)
                 start += len(frame)
@@ -209,7 +214,7 @@ class RawLog:
 
     def _check_columns(self, origin: Origin, headers: Headers, on_problem: OnProblem | None) -> None:
         """Check that every file has all columns; with `on_problem` remove the headers of those that have not."""
-        for file, header in list(headers.items()):
+        for file, header in [entry for entry in headers.items() if not entry[0].typed]:
             for column in self.stored_names(self.columns(origin)):
                 if column in header:
                     continue
@@ -220,6 +225,17 @@ class RawLog:
                 headers.pop(file, None)
 
     # --- types ---
+
+    def _take_types(self, types: Types) -> None:
+        """Use the types of earlier days, after checking that the columns come from the same places."""
+        for origin in self.files:
+            for column in self.columns(origin):
+                if (origin, column) not in types:
+                    known = next((place for place, name in types if name == column), None)
+                    expected = "no such table as before" if known is None else f"it in {known!r} as before"
+                    file = self.files[origin][0]
+                    raise ValueError(f"{file}: column {column!r}: found in {origin!r}, expected {expected}")
+                self.types[origin, column] = types[origin, column]
 
     def _decide_types(
         self, headers: Mapping[Origin, Headers], on_text: Report, engine: Engine, on_problem: OnProblem | None

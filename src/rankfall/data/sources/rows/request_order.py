@@ -49,12 +49,17 @@ class RequestOrder:
     """
 
     frame: pl.DataFrame
-    days: list[str]
+    starts: list[tuple[str, int]]  # the days and the times of their first requests
     portions: list[Portion]
     rows_by_file: list[int]
     rows: int
     unknown: int  # requests of the log that are not in the table of requests
     unused: int  # requests of the table that are not in the log
+
+    @property
+    def days(self) -> list[str]:
+        """The names of the days, in order."""
+        return [day for day, _ in self.starts]
 
 
 def key_columns(raw: RawLog, origin: Origin) -> list[str]:
@@ -88,7 +93,7 @@ def order_requests(raw: RawLog, portion_rows: int, on_rows: Report, engine: Engi
     portions = _portions(found)
     return RequestOrder(
         found.with_row_index(POSITION).select(raw.spec.request, POSITION, PORTION, *carried),
-        list(dict.fromkeys(portion.day for portion in portions)),
+        found.group_by(DAY, maintain_order=True).agg(pl.min(TIME)).rows(),
         portions,
         rows_by_file,
         sum(rows_by_file),

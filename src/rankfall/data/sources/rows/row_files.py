@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +16,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -40,11 +43,13 @@ class RowFile:
         path: The file.
         skipped: The indices of rows that are not read, in increasing order.
         label: The name of the file in messages; by default its path.
+        typed: Whether the columns have the names and types that the log gives them, as in files that it stores itself.
     """
 
     path: Path
     skipped: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
     label: str | None = field(default=None, kw_only=True)
+    typed: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         """The name of the file in messages."""
@@ -61,6 +66,7 @@ class RowFile:
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
+            _check_metadata([schema, *schema])
             empty = pl.from_arrow(schema.empty_table())
             assert isinstance(empty, pl.DataFrame)
             return dict(empty.schema)
@@ -118,6 +124,8 @@ class RowFile:
 
     def _csv(self, columns: list[str] | None, on_invalid: Callable[[Any], str] | None = None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
+        if on_invalid is not None:  # Arrow prints a traceback if the text of an invalid row is not UTF-8
+            stream = pa.PythonFile(_Utf8(stream), "r")
         names = self._given_names() if columns is not None and any(map(_is_unnamed, columns)) else None
         return pa_csv.open_csv(
             stream,
@@ -166,6 +174,22 @@ class RowFile:
         """Return the names of columns; a column without one gets the name that pandas gives it."""
         names = self._csv(None, lambda row: "skip").schema.names  # rows are not read here
         return [name or f"{_UNNAMED}{place}" for place, name in enumerate(names)]
+
+
+class _Utf8(io.RawIOBase):
+    """A stream that raises UnicodeDecodeError at the first byte that is not UTF-8."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._decoder.decode(data, final=not data)
+        return data
 
 
 _UNNAMED = "Unnamed: "
@@ -230,10 +254,20 @@ def _is_visible(file: Path, directory: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in file.relative_to(directory).parts)
 
 
+def _check_metadata(described: Iterable[Any]) -> None:
+    """Raise UnicodeDecodeError for metadata of a schema or a field that are not UTF-8, at which polars panics."""
+    for one in described:
+        for text in itertools.chain.from_iterable((one.metadata or {}).items()):
+            text.decode("utf-8")
+        inner = getattr(one, "type", None)
+        if inner is not None:
+            _check_metadata(inner.field(place) for place in range(inner.num_fields))
+
+
 @contextmanager
 def _naming_file(file: RowFile) -> Iterator[None]:
     """Add the file to errors of the libraries that read it."""
     try:
         yield
-    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
+    except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError, OSError) as error:
         raise ValueError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None

@@ -11,6 +11,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._disk import open_new
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -53,7 +55,7 @@ def write_spool(directory: Path, batches: Iterable[pl.DataFrame], portion: str) 
     portions: list[int] = []
     writer: Any = None
     with ExitStack() as stack:
-        file = stack.enter_context(pa.OSFile(str(path), "wb"))
+        file = stack.enter_context(open_new(path))
         for rows in batches:
             if not rows[portion].is_sorted():
                 rows = rows.sort(portion)

@@ -1,0 +1,217 @@
+"""What the next day of a log depends on besides its rows, and how a log stores it.
+
+::
+
+    LOG/state/NAME/columns.arrow             the types of the columns of the source, without rows
+    LOG/state/NAME/after/                    the state after the newest day, from which days are appended
+    LOG/state/NAME/before/                   the state before the newest day, from which that day can be written again,
+    LOG/state/NAME/newest/ORIGIN.parquet     and the rows of the newest day
+
+    STATE/items.arrow                        the item table
+    STATE/vocabularies/TABLE.arrow           values with ids
+    STATE/histories/SEQUENCE.parquet         the last events of every user
+    STATE/unknown/ORIGIN.parquet             keys that a joined table did not have
+    STATE/counts.json                        counts of rows, requests and values
+
+Tables with nulls are Parquet files: Arrow files have arbitrary bytes in place of nulls. `NAME` depends on the content.
+The manifest of the log names the valid state, so a log whose preparation was killed still has the state of its
+manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
+
+from rankfall._disk import delete_tree, make_directory, open_new, rename, sync
+from rankfall._files import checksum, write_file
+from rankfall.data.impressions.counts import Counts
+from rankfall.data.impressions.encoding import Encoding
+from rankfall.data.impressions.items import GrowingItems
+from rankfall.data.impressions.log import map_table
+from rankfall.data.impressions.log_writer import write_table, write_vocabularies
+from rankfall.data.sources.rows.log_sequences import SequenceHistories
+from rankfall.data.sources.rows.row_files import RowFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.data.sources.rows.columns import Origin
+    from rankfall.data.sources.rows.portions import SpooledLog
+    from rankfall.data.sources.rows.raw_log import Types
+    from rankfall.data.sources.rows.request_order import Portion, RequestOrder
+
+STATE = "state"
+_SEPARATOR = "."  # between origin and column; no origin has one
+
+
+@dataclass
+class LogState:
+    """The state of a log after one of its days."""
+
+    encoding: Encoding
+    items: GrowingItems
+    histories: SequenceHistories
+    counts: Counts = field(default_factory=Counts)
+    unknown: dict[Origin, pl.DataFrame] = field(default_factory=dict)  # keys that a table did not have
+    unknown_requests: int = 0  # requests that the table of requests did not have
+
+    def save(self, directory: Path) -> None:
+        """Write the state to a new directory."""
+        make_directory(directory)
+        write_table(directory / "items.arrow", self.items.table.combine_chunks())
+        write_vocabularies(directory, {name: values.to_arrow() for name, values in self.encoding.vocabularies.items()})
+        frames = {f"histories/{name}": events for name, events in self.histories.events().items()}
+        frames |= {f"unknown/{origin}": keys.sort(keys.columns) for origin, keys in self.unknown.items()}
+        for name, frame in frames.items():
+            path = directory / f"{name}.parquet"
+            make_directory(path.parent)
+            _write_frame(path, frame)
+        counts = {"counts": self.counts.to_json(), "unknown_requests": self.unknown_requests}
+        write_file(directory / "counts.json", json.dumps(counts, sort_keys=True) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path, spec: Spec, log: ImpressionLog) -> Self:
+        """Read a state.
+
+        Args:
+            directory: The directory of the state.
+            spec: The description of the log, with the names that its columns have when they are read.
+            log: The log, which has what was fitted to its first days.
+        """
+        items = map_table(directory / "items.arrow")
+        tables = sorted((directory / "vocabularies").glob("*.arrow"))
+        vocabularies = {path.stem: pl.Series(pl.from_arrow(map_table(path)["value"])) for path in tables}
+        fitted = Encoding.of_log(log)
+        counts = json.loads((directory / "counts.json").read_text(encoding="utf-8"))
+        return cls(
+            Encoding(spec, vocabularies, fitted.scalings, fitted.edges),
+            GrowingItems(numbered="id" in items.column_names, table=items),
+            SequenceHistories(spec, dict(_frames(directory / "histories"))),
+            Counts.from_json(counts["counts"]),
+            dict(_frames(directory / "unknown")),  # type: ignore[arg-type]  # the files are named by origins
+            counts["unknown_requests"],
+        )
+
+
+def store_state(state: LogState, log: SpooledLog, order: RequestOrder, directory: Path) -> dict[str, Any]:
+    """Write the state of a log after its newest day.
+
+    Args:
+        state: The state after the newest day.
+        log: The spooled log, with the rows of the newest day.
+        order: The order of its requests.
+        directory: The directory of the state, which may have the state before the newest day.
+
+    Returns:
+        The entry in the manifest: the name of the state, and the checksums of its files.
+    """
+    state.save(directory / "after")
+    columns = {_SEPARATOR.join(which): kind for which, kind in sorted(log.raw.types.items())}
+    write_table(directory / "columns.arrow", _to_arrow(pl.DataFrame(schema=columns)))
+    newest = order.days[-1]
+    _store_rows(log, [portion for portion in order.portions if portion.day == newest], directory / "newest")
+    files = {
+        str(path.relative_to(directory)): checksum(path) for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+    content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return {"name": f"{newest}-{content[:12]}", "files": files}
+
+
+def publish_state(directory: Path, log: ImpressionLog, entry: Mapping[str, Any]) -> None:
+    """Move a new state into a log, before the manifest of the log names it."""
+    path = log.path / STATE / entry["name"]
+    if path.exists():  # of a process that died before the manifest was written; its name stands for its content
+        return
+    for file in (*directory.rglob("*"), directory):
+        sync(file)
+    rename(directory, path)
+    sync(path.parent)
+
+
+def remove_other_states(log: ImpressionLog, entry: Mapping[str, Any]) -> None:
+    """Remove the states that the manifest of a log does not name any more."""
+    for path in (log.path / STATE).iterdir():
+        if path.name != entry["name"]:
+            delete_tree(path)
+
+
+def _store_rows(log: SpooledLog, portions: Sequence[Portion], directory: Path) -> None:
+    """Write the rows of some portions, in an order that does not depend on the files they came from."""
+    make_directory(directory)
+    origins: tuple[Origin, ...] = ("log", "requests")
+    for origin in origins:
+        parts = [log.stored_rows(origin, portion.number) for portion in portions]
+        found = [part for part in parts if part is not None]
+        if found:
+            _write_frame(directory / f"{origin}.parquet", pl.concat(found))
+
+
+class StoredState:
+    """The state that a log stores.
+
+    Raises:
+        ValueError: If the log has none, or one of its files is missing or was changed.
+    """
+
+    def __init__(self, log: ImpressionLog) -> None:
+        entry = log.manifest.get(STATE)
+        if entry is None:
+            raise ValueError(
+                f"append: {log.path} has no state to which days can be appended: another command or an earlier release "
+                "wrote it; prepare it again"
+            )
+        self._log = log
+        self._directory = log.path / STATE / entry["name"]
+        for name, expected in entry["files"].items():
+            path = self._directory / name
+            if not path.is_file() or checksum(path) != expected:
+                raise ValueError(
+                    f"append: {path} is missing or has changed since it was written; prepare the log again"
+                )
+
+    def types(self) -> Types:
+        """Return the types of the columns of the source."""
+        columns = pl.from_arrow(map_table(self._directory / "columns.arrow"))
+        assert isinstance(columns, pl.DataFrame)
+        return {tuple(name.split(_SEPARATOR, 1)): kind for name, kind in columns.schema.items()}  # type: ignore[misc]
+
+    def load(self, spec: Spec, *, before_newest: bool) -> LogState:
+        """Return the state after the newest day, or that before it."""
+        directory = self._directory / ("before" if before_newest else "after")
+        if not directory.is_dir():
+            raise ValueError(f"reopen: {self._log.path} has one day only; prepare it again with all rows of the day")
+        return LogState.load(directory, spec, self._log)
+
+    def newest(self) -> dict[Origin, RowFile]:
+        """Return the rows of the newest day."""
+        day = list(self._log.days)[-1]
+        return {
+            path.stem: RowFile(path, label=f"the stored rows of {day}", typed=True)
+            for path in sorted((self._directory / "newest").glob("*.parquet"))
+        }
+
+
+def _write_frame(path: Path, frame: pl.DataFrame) -> None:
+    with open_new(path) as file:
+        pa_parquet.write_table(_to_arrow(frame), file)
+
+
+def _to_arrow(frame: pl.DataFrame) -> pa.Table:
+    return frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _frames(directory: Path) -> Iterator[tuple[str, pl.DataFrame]]:
+    for path in sorted(directory.glob("*.parquet")):
+        frame = pl.from_arrow(pa_parquet.read_table(path))
+        assert isinstance(frame, pl.DataFrame)
+        yield path.stem, frame

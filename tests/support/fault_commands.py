@@ -1,0 +1,224 @@
+"""All commands that write files, each with small input, for runs with faults."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STAGES: list[dict[str, Any]] = [
+    {"name": "retrieval", "quota": 20, "model": {"kind": "two_tower", "dim": 2, "hidden": [4]}},
+    {"name": "ranking", "quota": 10, "model": {"kind": "mlp", "dim": 2, "hidden": [4]}},
+]
+DAYS = ("2024-01-13", "2024-01-14", "2024-01-15")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the table.
+
+    Attributes:
+        name: Name in the table.
+        line: Its arguments; paths are relative to the directory that it runs in.
+        needs: Names of the commands whose output it reads or replaces.
+        again: Arguments after a fault, if they are different.
+        out: What it writes.
+        whole: Whether `out` gets its name when it is complete, and is then replaced only with ``--force``.
+        cheap: Whether samples of its faults are larger.
+    """
+
+    name: str
+    line: str
+    needs: tuple[str, ...] = ()
+    again: str | None = None
+    out: str = "out"
+    whole: bool = False
+    cheap: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """Its arguments as a list."""
+        return self.line.split()
+
+    @property
+    def repeated(self) -> list[str]:
+        """Its arguments after a fault as a list."""
+        return (self.again or self.line).split()
+
+
+SIMULATE = "simulate log --preset tiny --days 3 --requests-per-day 6"
+COMMANDS = (
+    Command("simulate", SIMULATE, out="log", whole=True),
+    Command("simulate --force", f"{SIMULATE} --seed 1 --force", ("simulate",), out="log", whole=True),
+    Command(
+        "simulate --layout recflow",
+        "simulate rec --preset recflow-like --layout recflow --days 1 --requests-per-day 2",
+        out="rec",
+        whole=True,
+    ),
+    Command(
+        "simulate shows",
+        "simulate shows --preset tiny --days 1 --requests-per-day 110",
+        out="shows",
+        whole=True,
+    ),
+    Command("init", "init shop.csv --out drafts", out="drafts", cheap=True),
+    Command(
+        "prepare rows", "prepare rows shop.csv --spec drafts/spec.yaml --out rows", ("init",), out="rows", whole=True
+    ),
+    Command(
+        "prepare letor",
+        "prepare letor train=a.txt valid=b.txt test=c.txt --out lists",
+        out="lists",
+        whole=True,
+        cheap=True,
+    ),
+    Command(
+        "prepare recflow",
+        "prepare recflow rec --out recflow",
+        ("simulate --layout recflow",),
+        out="recflow",
+        whole=True,
+    ),
+    Command(
+        "prepare movielens", "prepare movielens ml --days 2 --block 4 --sample 2 --out films", out="films", whole=True
+    ),
+    Command("prepare mq2007", "prepare mq2007 mq --out mq-log", out="mq-log", whole=True),
+    Command(
+        "train cascade", "train cascade.yaml --out run", ("simulate",), "train cascade.yaml --out run --resume", "run"
+    ),
+    Command("train --force", "train cascade.yaml --out run --seed 3 --force", ("simulate", "train cascade"), out="run"),
+    Command(
+        "train ranker",
+        "train ranker.yaml --out ranker",
+        ("prepare letor",),
+        "train ranker.yaml --out ranker --resume",
+        "ranker",
+    ),
+    Command("evaluate", "evaluate run --diagnose --figures figures", ("simulate", "train cascade"), out="run"),
+    Command(
+        "plan", "plan run --cost retrieval=0 --cost ranking=1", ("simulate", "train cascade"), out="run", cheap=True
+    ),
+    Command(
+        "report", "report run --out page.html", ("simulate", "train cascade", "evaluate"), out="page.html", cheap=True
+    ),
+    Command("export", "export run --out bundle", ("simulate", "train cascade"), out="bundle", whole=True),
+    Command(
+        "export --force",
+        "export run --out bundle --force",
+        ("simulate", "train cascade", "export"),
+        None,
+        "bundle",
+        True,
+    ),
+    Command(
+        "examination",
+        "examination shows --feedback realshow --method naive --resamples 2 --out curve.json",
+        ("simulate shows",),
+        out="curve.json",
+        whole=True,
+        cheap=True,
+    ),
+    Command("compare", "compare compare.yaml --out compared --jobs 1", ("prepare letor",), out="compared"),
+    Command("tune", "tune tune.yaml --out search --trials 2 --jobs 1", ("prepare letor",), out="search"),
+    Command(
+        "stream",
+        "stream stream.yaml --out stream --bundles 1 --jobs 1",
+        ("simulate",),
+        "stream stream.yaml --out stream --bundles 1 --jobs 1 --resume",
+        "stream",
+    ),
+    Command("reproduce", "reproduce arf-table1 --quick --out reproduced", out="reproduced"),
+    Command("demo", "demo --quick --out demo", (), "demo --quick --out demo --force", "demo"),
+    Command("clean", "clean", out=".", cheap=True),
+)
+
+
+def write_inputs(directory: Path) -> None:
+    """Write the data and configurations that commands read."""
+    draw = random.Random(0)
+    for name in "abc":
+        (directory / f"{name}.txt").write_text(_letor(draw, 4))
+    _write_shop(directory, draw)
+    _write_movielens(directory / "ml", draw)
+    _write_mq2007(directory / "mq", draw)
+    training = {"epochs": 2, "batch": 8}
+    data = {"path": "log", "train": DAYS[0], "valid": DAYS[1], "test": DAYS[2], "negatives": 2}
+    cascade = {"data": data, "relevant": 5, "stages": STAGES, "objective": {"name": "bce"}, "training": training}
+    lists = {"path": "lists", "train": "train", "valid": "valid", "test": "test"}
+    ranker = {
+        "data": lists,
+        "model": {"kind": "mlp", "hidden": [4]},
+        "loss": {"name": "softmax_loss"},
+        "training": training,
+    }
+    methods = {"softmax": {}, "ranknet": {"loss": {"name": "ranknet_loss"}}, "ridge": {"kind": "ridge"}}
+    stream = {**cascade, "data": {"path": "log", "negatives": 2}, "training": {"batch": 8}, "methods": {"bce": {}}}
+    contents = {
+        "cascade": cascade,
+        "ranker": ranker,
+        "compare": {**ranker, "methods": methods, "seeds": [0]},
+        "tune": {**ranker, "search": {"optimizer.lr": {"low": 0.01, "high": 0.1}}},
+        "stream": stream,
+    }
+    for name, content in contents.items():
+        (directory / f"{name}.yaml").write_text(json.dumps(content))
+
+
+def write_leftovers(directory: Path) -> None:
+    """Write what a process leaves that dies while it replaces a directory, for the command `clean`."""
+    for name in (".log.00000000.unfinished", ".old.00000000.replaced"):
+        (directory / name).mkdir()
+        (directory / name / "part").write_text("content")
+    (directory / ".file.00000000.tmp").write_text("half")
+
+
+def _letor(draw: random.Random, queries: int) -> str:
+    lines = []
+    for query in range(queries):
+        for _ in range(5):
+            values = " ".join(f"{feature}:{draw.random():.3f}" for feature in range(1, 4))
+            lines.append(f"{draw.randint(0, 2)} qid:{query} {values}")
+    return "\n".join(lines) + "\n"
+
+
+def _write_shop(directory: Path, draw: random.Random) -> None:
+    lines = ["request,user,time,item,stage,rank,clicked,price"]
+    for request in range(12):
+        time = f"{DAYS[request % 3]}T{request:02}:00:00"
+        for rank, item in enumerate(draw.sample(range(30), 6), 1):
+            stage = ("ranked", "shown")[rank < 4]
+            lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
+    (directory / "shop.csv").write_text("\n".join(lines) + "\n")
+
+
+def _write_movielens(directory: Path, draw: random.Random) -> None:
+    directory.mkdir()
+    films, users = range(1, 40), range(1, 5)
+    ratings = [
+        f"{user}::{film}::{draw.randint(1, 5)}::{956_703_932 + 3600 * (12 * user + number)}"
+        for user in users
+        for number, film in enumerate(draw.sample(films, 12))
+    ]
+    (directory / "ratings.dat").write_text("\n".join(ratings) + "\n")
+    (directory / "users.dat").write_text("".join(f"{user}::F::25::3::12345\n" for user in users))
+    (directory / "movies.dat").write_text("".join(f"{film}::Film {film} (1999)::Drama\n" for film in films))
+
+
+def _write_mq2007(directory: Path, draw: random.Random) -> None:
+    directory.mkdir()
+    for part in range(1, 6):
+        both: dict[str, list[str]] = {"systems21": [], "features46": []}
+        for query in (2 * part, 2 * part + 1):
+            for document in range(5):
+                label, comment = draw.randint(0, 2), f"#docid = D{query}-{document} inc = 1 prob = 0.5"
+                for name, lines in both.items():
+                    size = int(name[-2:])
+                    values = " ".join(f"{number}:{draw.randint(1, 9)}" for number in range(1, size + 1))
+                    lines.append(f"{label} qid:{query} {values} {comment}")
+        for name, lines in both.items():
+            (directory / f"{name}_S{part}.txt").write_text("\n".join(lines) + "\n")
