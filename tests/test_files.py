@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,6 +138,21 @@ def test_temporary_names_of_living_processes_stay(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "mark").read_text() == "slow"
     assert (tmp_path / "file").read_text() == "slow"
     assert names(tmp_path) == ["file", "other", "out"]
+
+
+def test_processes_that_share_a_directory_take_nothing_of_each_other(tmp_path: Path) -> None:
+    """Creating, filling and deleting scratch directories at the same time, as many runs in /tmp do; no warning."""
+
+    def work(number: int) -> None:
+        for _ in range(60):
+            with scratch_directory("work", tmp_path) as directory:
+                for name in ("a", "b"):
+                    (directory / name).write_text(str(number))
+                assert (directory / "b").read_text() == str(number)
+
+    with ThreadPoolExecutor(4) as pool:  # locks belong to open files, so that threads behave as processes do
+        list(pool.map(work, range(4)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_leftovers_are_removed_once_their_process_has_died(tmp_path: Path) -> None:
