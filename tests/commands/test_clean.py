@@ -22,11 +22,11 @@ REMOVED = [".file.00000000.tmp", ".log.00000000.unfinished"]
 def test_leftovers_are_listed_removed_and_restored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")  # long paths would be folded
+    monkeypatch.chdir(tmp_path)  # relative paths are short: long ones would be folded
     (tmp_path / "below").mkdir()
     write_leftovers(tmp_path / "below")
     before = sorted(path.name for path in (tmp_path / "below").iterdir())
-    assert run("clean", tmp_path, "--dry-run", "--json") == 0
+    assert run("clean", "below", "--dry-run", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["path"].rpartition("/")[2], row["bytes"], row["action"]) for row in found["leftovers"]] == [
         (".file.00000000.tmp", 4, "removed"),
@@ -35,14 +35,14 @@ def test_leftovers_are_listed_removed_and_restored(
     ]
     assert found["bytes"] == 11
     assert sorted(path.name for path in (tmp_path / "below").iterdir()) == before
-    assert run("clean", tmp_path) == 0
+    assert run("clean", "below") == 0
     printed = capsys.readouterr()
     assert all(name in printed.out for name in before)
     assert "restored as old" in printed.out
     assert printed.err == "removed 2 leftovers, 11 bytes\n"
     assert [path.name for path in (tmp_path / "below").iterdir()] == ["old"]
     assert (tmp_path / "below" / "old" / "part").read_text() == "content"
-    assert run("clean", tmp_path) == 0
+    assert run("clean", "below") == 0
     assert capsys.readouterr().err == "nothing to remove\n"
 
 

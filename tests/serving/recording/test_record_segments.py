@@ -12,7 +12,7 @@ import pytest
 
 from rankfall import _disk
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, sample_schema
-from rankfall.serving.recording.segments import (
+from rankfall.serving.recording.record_segments import (
     OPEN,
     DamagedSegmentError,
     SegmentWriter,
