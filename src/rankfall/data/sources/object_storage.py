@@ -41,6 +41,7 @@ _DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH",
 _THREADS = (
     8  # one connection does not use the bandwidth of a network, and small objects wait for answers most of the time
 )
+_CHANGED = "the object changed while it was read; run the command again when it is complete"
 _BLOCK_BYTES = 2**23
 _RETRY_SECONDS = 60
 _REPORT_SECONDS = 0.5
@@ -105,7 +106,7 @@ def parse_url(url: str, more_options: Sequence[str] = ()) -> Location:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{one}://" for one in SCHEMES)
-        raise ValueError(f"found a URL with {scheme}://{did_you_mean(scheme, SCHEMES)}, expected one of {allowed}")
+        raise ValueError(f"found a URL that begins with {scheme}://, expected one of {allowed}")
     rest, _, query = rest.partition("?")
     place, slash, key = rest.partition("/")
     user, _, bucket = place.rpartition("@")
@@ -128,7 +129,9 @@ def _options(url: str, query: str, allowed: Sequence[str]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in options.items():
         if name not in allowed:
-            raise ValueError(f"{url}: found the option {name!r}{did_you_mean(name, allowed)}; allowed are {allowed}")
+            raise ValueError(
+                f"{url}: found the option {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}"
+            )
         if not value:
             raise ValueError(f"{url}: found no value of the option {name!r}")
     return options
@@ -243,7 +246,7 @@ def _blocks(one: StoredObject) -> Iterator[bytes]:
 
 
 def _changed(one: StoredObject) -> ValueError:
-    return ValueError(f"{one}: the object changed while it was read; run the command again when it is complete")
+    return ValueError(f"{one}: {_CHANGED}")
 
 
 @contextmanager
@@ -259,14 +262,16 @@ def _explained(location: Location) -> Iterator[None]:
 
 def _explanation(text: str, scheme: str) -> str:
     lines = text.splitlines() or [""]
-    match = re.search(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?.*? operation: (.*)", lines[0])
-    code, status, said = match.groups() if match else ("", "", lines[0])
-    details = shortened(f"{code}: {said}" if code else said, 400)
+    match = re.search(r"AWS Error ((\w+)(?: \(HTTP status (\d+)\))?).*? operation: (.*)", lines[0])
+    what, code, status, said = match.groups() if match else ("", "", "", lines[0])
+    details = shortened(f"{what}: {said}".strip(": "), 400)
     if code in _DENIED or status == "403" or "PERMISSION_DENIED" in text or "UNAUTHENTICATED" in text:
         return (
             f"access denied ({details}); credentials come from the environment ({_CREDENTIALS[scheme]}), and "
             f"{scheme}://anonymous@BUCKET reads public objects without them"
         )
+    if status == "416":  # the rest of the object, which is shorter than it was
+        return _CHANGED
     if code == "NO_SUCH_BUCKET":
         return "there is no such bucket"
     if code == "NETWORK_CONNECTION":

@@ -110,7 +110,7 @@ def _from_storage(location: Location, version: int | None, copies: _Copies) -> l
         return [copies.add(objects[file.path], ".parquet", file.defaults) for file in found]
     _check_no_delta(str(location), version, [name for name in objects if LOG in name.split("/")])
     if [*objects] == [""]:
-        return [copies.add(objects[""], _known_suffix(location.path))]
+        return [copies.add(objects[""], _known_suffix(str(location)))]
     known = [name for name in objects if name.endswith(SUFFIXES) and is_visible(PurePosixPath(name))]
     if not known:
         raise ValueError(f"{location}: found no object that ends in {', '.join(SUFFIXES)}")
