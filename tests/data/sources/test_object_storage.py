@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -193,6 +194,22 @@ def test_a_full_disk_is_no_error_of_the_storage(s3: S3Server, tmp_path: Path) ->
     with _disk.intercepted(full), pytest.raises(OSError, match="No space left on device") as caught:
         download({tmp_path / "copy": objects[0]}, lambda count: None)
     assert not isinstance(caught.value, ValueError)
+
+
+def test_an_interruption_ends_all_downloads(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_storage, "_REPORT_SECONDS", 0)
+    monkeypatch.setattr(object_storage, "_BLOCK_BYTES", 1)
+    for number in range(20):
+        s3.put(f"interrupted/{number}.csv", b"a" * 1000)
+    objects = {tmp_path / str(n): one for n, one in enumerate(list_objects(parse_url("s3://bucket/interrupted")))}
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        download(objects, interrupt)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("download")]
+    assert not (tmp_path / "19").exists(), "objects that wait are not begun"
 
 
 # --- Google Cloud Storage -----------------------------------------------------------------------------------------
