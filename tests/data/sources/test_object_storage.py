@@ -135,6 +135,19 @@ def test_access_without_credentials(s3: S3Server, tmp_path: Path, monkeypatch: p
         fetch(url, tmp_path)
 
 
+def test_access_with_the_credentials_of_a_profile(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gives private objects to signed requests only."""
+    url = s3.put("private/c.csv", b"a")
+    (tmp_path / "credentials").write_text("[mine]\naws_access_key_id = me\naws_secret_access_key = secret\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    assert fetch(url, tmp_path) == {url: b"a"}
+
+
 # --- while an object is read --------------------------------------------------------------------------------------
 
 
