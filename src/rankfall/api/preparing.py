@@ -31,7 +31,6 @@ Layout = Literal["rows", "letor", "recflow", "movielens", "mq2007"]
 Sources: TypeAlias = (
     "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, PathLike | Sequence[PathLike]]"
 )
-_PATH_OPTIONS = ("items", "users", "requests")
 _SUPPLIED = (
     *("source", "sources", "out", "path", "spec", "recipe", "force", "engine"),
     *("about", "appendable", "portion_rows"),
@@ -142,8 +141,9 @@ def prepare(
     """Prepare raw data for training, or check them.
 
     Args:
-        source: Files or directories of rows; none if `spec` names a source. For ``layout="letor"`` a dictionary with
-            the file or files of each split, for RecFlow, MovieLens and MQ2007 their directory.
+        source: Files or directories of rows, or their URLs (``s3://``, ``gs://``, ``file://``); none if `spec` names a
+            source. For ``layout="letor"`` a dictionary with the file or files of each split, for RecFlow, MovieLens and
+            MQ2007 their directory.
         out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
             ``"movielens"`` or ``"mq2007"``, public data as they are published.
@@ -237,10 +237,7 @@ class _Preparation:
             if name not in allowed:
                 hint = did_you_mean(name, allowed)
                 raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
-        return {
-            name: Path(value) if name in _PATH_OPTIONS and isinstance(value, str) else value
-            for name, value in self.options.items()
-        }
+        return dict(self.options)
 
     def directory(self) -> Path:
         """Return the directory of published data."""
@@ -248,8 +245,10 @@ class _Preparation:
             raise ValueError(f"source: found {self.source!r}, expected a directory")
         return Path(self.source)
 
-    def files(self) -> list[Path]:
-        """Return files and directories of rows."""
+    def files(self) -> list[Path | str]:
+        """Return files, directories and URLs of rows."""
+        from rankfall.data.sources.object_storage import is_url
+
         if isinstance(self.source, Mapping):
             raise ValueError("source: found a dictionary, expected files or directories of rows")
         if self.source is None:
@@ -257,11 +256,10 @@ class _Preparation:
                 raise ValueError("source: missing, and the spec names no source")
             return []
         given = [self.source] if isinstance(self.source, str | os.PathLike) else self.source
-        paths = [Path(one) for one in given]
-        for path in paths:
-            if not path.exists():
+        for path in given:
+            if not is_url(path) and not Path(path).exists():
                 raise ValueError(f"source: {path} does not exist")
-        return paths
+        return [path if isinstance(path, str) else Path(path) for path in given]
 
     def splits(self) -> dict[str, list[Path]]:
         """Return the files of each split of ranking text."""

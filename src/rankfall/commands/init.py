@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result, progress
+from rankfall._progress import steps
+from rankfall.commands.options import AsJson, existing_source
+from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,12 +27,12 @@ EXAMPLES = examples(
 
 def init(
     sources: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="SRC...",
-            exists=True,
+            parser=existing_source,
             help="Files of rows (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc, .jsonl) or a directory of them, a "
-            "prepared log, prepared lists, or LETOR text files.",
+            "Delta table, s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.",
             show_default=False,
         ),
     ],
@@ -58,9 +59,8 @@ def init(
 
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
-    with progress() as bar:
-        task = bar.add_task("reading days", total=None)
-        draft = draft_files(sources, out, roles=role or (), on_rows=lambda rows: bar.update(task, completed=rows))
+    with steps() as on_progress:
+        draft = draft_files(sources, out, roles=role or (), on_progress=on_progress)
     if not draft.problems:
         _check(draft.files)
         _check_free(out, draft.files)

@@ -49,6 +49,15 @@ NoVerify = Annotated[
 ]
 
 
+def existing_source(text: str) -> str:
+    """Refuse a path that does not exist; what a URL names is looked up when it is read."""
+    from rankfall.data.sources.object_storage import is_url
+
+    if not is_url(text) and not Path(text).exists():
+        raise typer.BadParameter(f"Path {text!r} does not exist.")
+    return text
+
+
 @contextmanager
 def noting(*, verify: bool = True) -> Generator[None]:
     """Context in which files are compared with their checksums, unless `verify` is False; notes are printed."""

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from rankfall._progress import steps
-from rankfall.commands.options import MAX_NUMBER, AsJson, EngineName, EngineOption, Force, SampleSeed, opened_engine
+from rankfall.commands.options import (
+    MAX_NUMBER,
+    AsJson,
+    EngineName,
+    EngineOption,
+    Force,
+    SampleSeed,
+    existing_source,
+    opened_engine,
+)
 from rankfall.commands.prepare.problems import (
     Check,
     OutUnlessChecked,
@@ -28,19 +37,25 @@ EXAMPLES = examples(
     "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
     "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
     "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
+    "rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions",
     "rankfall prepare rows 2024-02-01.parquet --append impressions",
     "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
 )
 
 
+def _table_option(help: str) -> Any:
+    return typer.Option(parser=existing_source, metavar="PATH", help=help, show_default=False)
+
+
 def rows(
     sources: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="SRC",
-            exists=True,
-            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc) or directories of them, with one row per "
-            "request and item. The result does not depend on how the log is split into files.",
+            parser=existing_source,
+            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc), directories of them or Delta tables, with "
+            "one row per request and item; also s3://, gs:// and file:// URLs. The result does not depend on how the "
+            "log is split into files.",
             show_default="the source of the spec",
         ),
     ] = None,
@@ -53,17 +68,10 @@ def rows(
         ),
     ] = None,
     out: OutUnlessChecked = None,
-    items: Annotated[
-        Path | None, typer.Option(exists=True, help="A table with features of items.", show_default=False)
-    ] = None,
-    users: Annotated[
-        Path | None, typer.Option(exists=True, help="A table with features of users.", show_default=False)
-    ] = None,
+    items: Annotated[str | None, _table_option("A table with features of items.")] = None,
+    users: Annotated[str | None, _table_option("A table with features of users.")] = None,
     requests: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, help="A table with times, users, context and sequences of requests.", show_default=False
-        ),
+        str | None, _table_option("A table with times, users, context and sequences of requests.")
     ] = None,
     seed: SampleSeed = 0,
     fit_days: Annotated[

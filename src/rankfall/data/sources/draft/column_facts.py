@@ -125,21 +125,15 @@ def read_sample(files: Sequence[RowFile | Path]) -> Sample:
     try:
         frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
     except pl.exceptions.SchemaError as error:
-        names = ", ".join(str(_path(file)) for file in chosen)
+        names = ", ".join(str(file) for file in chosen)
         raise ValueError(f"{names}: a column has types that do not fit each other: {error}") from None
     if not len(frame):
-        raise ValueError(f"{', '.join(str(_path(file)) for file in chosen)}: found no rows")
+        raise ValueError(f"{', '.join(str(file) for file in chosen)}: found no rows")
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
-        raise ValueError(
-            f"{_path(chosen[0])}: found one column, {frame.columns[0]!r}; columns must be separated by commas"
-        )
+        raise ValueError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
     facts = {name: replace(_facts(typed[name]), words=_words(frame[name], typed[name])) for name in typed.columns}
     return Sample(typed, facts, is_complete)
-
-
-def _path(file: RowFile | Path) -> Path:
-    return file.path if isinstance(file, RowFile) else file
 
 
 def _head(file: RowFile | Path, rows: int) -> pl.DataFrame:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import re
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +20,18 @@ from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_con
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
 from rankfall.data.sources.draft.guess_roles import guess_roles
 from rankfall.data.sources.draft.roles import parse_given
+from rankfall.data.sources.object_storage import is_url
 from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, find_row_files
+from rankfall.data.sources.rows.row_inputs import Step
+from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from rankfall._engine import Report
     from rankfall.data.sources.draft.column_facts import Sample
     from rankfall.data.sources.draft.roles import Guesses
-
-    OnRows = Callable[[int], None]
+    from rankfall.data.sources.rows.row_inputs import OnProgress
 
 SPEC, CONFIG = "spec.yaml", "config.yaml"
 LETOR_SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
@@ -57,38 +61,41 @@ class Draft:
 
 
 def draft_files(
-    sources: Sequence[Path],
+    sources: Sequence[Path | str],
     out: Path,
     *,
     roles: Iterable[str] = (),
-    on_rows: OnRows = lambda rows: None,
+    on_progress: OnProgress = lambda step, done, total: None,
 ) -> Draft:
     """Draft the description of a log and the configuration of a training run.
 
     Args:
-        sources: Files of rows or directories of them, a prepared log, prepared lists, or LETOR text.
+        sources: Files of rows, directories of them or their URLs, a prepared log, prepared lists, or LETOR text.
         out: Directory in which the files will be written.
         roles: Roles of columns that are known, ``ROLE=COLUMN``.
-        on_rows: Receives the number of rows read so far.
+        on_progress: Receives the name of a step, the amount done, and the total if it is known.
 
     Raises:
         ValueError: If sources cannot be read.
     """
     given = list(roles)
-    if len(sources) == 1 and is_log(sources[0]):
-        return _from_log(sources[0], out, given)
-    if len(sources) == 1 and is_prepared(sources[0]):
-        return _from_lists(sources[0], out, given)
-    if found := _letor_files(sources):
-        return _from_letor(found, out, given)
-    return _from_rows(sources, out, given, on_rows)
+    paths = [Path(source) for source in sources if not is_url(source)]
+    if len(paths) == len(sources):
+        if len(paths) == 1 and is_log(paths[0]):
+            return _from_log(paths[0], out, given)
+        if len(paths) == 1 and is_prepared(paths[0]):
+            return _from_lists(paths[0], out, given)
+        if found := _letor_files(paths):
+            return _from_letor(found, out, given)
+    steps = partial(Step, on_progress=on_progress)
+    with local_rows(sources, {}, steps) as (files, _):
+        return _from_rows(_row_files(files), " ".join(map(_argument, sources)), out, given, steps("reading days", None))
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _from_rows(sources: Sequence[Path], out: Path, given: list[str], on_rows: OnRows) -> Draft:
-    files = _row_files(sources)
+def _from_rows(files: Sequence[RowFile | Path], names: str, out: Path, given: list[str], on_rows: Report) -> Draft:
     sample = read_sample(files)
     guesses = guess_roles(sample, parse_given(given, list(sample.facts)))
     draft = Draft(guesses=guesses, sample=sample, problems=guesses.problems, checks=guesses.checks)
@@ -103,7 +110,6 @@ def _from_rows(sources: Sequence[Path], out: Path, given: list[str], on_rows: On
         draft.problems.append(str(error))
         return draft
     draft.files = {SPEC: draft_spec(sample, guesses), CONFIG: config}
-    names = " ".join(_argument(path) for path in sources)
     if any(not isinstance(file, RowFile) for file in files):
         draft.checks.append("'rankfall prepare rows' reads no JSON lines: write the rows to a Parquet file first")
         names = "rows.parquet"
@@ -115,8 +121,8 @@ def _from_rows(sources: Sequence[Path], out: Path, given: list[str], on_rows: On
     return draft
 
 
-def _row_files(sources: Sequence[Path]) -> list[RowFile | Path]:
-    lines = [path for path in sources if path.name.endswith(JSON_SUFFIXES)]
+def _row_files(sources: Sequence[Path | RowFile]) -> list[RowFile | Path]:
+    lines = [path for path in sources if isinstance(path, Path) and path.name.endswith(JSON_SUFFIXES)]
     if lines and len(lines) < len(sources):
         raise ValueError("found JSON lines and other files, expected files of one format")
     for path in lines:
@@ -125,7 +131,7 @@ def _row_files(sources: Sequence[Path]) -> list[RowFile | Path]:
     return [*lines] if lines else [*find_row_files(sources)]
 
 
-def _argument(path: Path) -> str:
+def _argument(path: Path | str) -> str:
     text = str(path)
     return text if re.fullmatch(r"[\w./-]+", text) else f"'{text}'"
 
@@ -140,16 +146,14 @@ def _check_stage_names(guesses: Guesses) -> None:
         )
 
 
-def _days(files: Sequence[RowFile | Path], sample: Sample, guesses: Guesses, on_rows: OnRows) -> list[str]:
+def _days(files: Sequence[RowFile | Path], sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
     """Return the names of all days of the log in their order."""
     time, day = guesses.one("time"), guesses.one("day")
     column = day or time
     assert column is not None
     found: set[Any] = set()
-    done = 0
     for values in _values(files, column):
-        done += len(values)
-        on_rows(done)
+        on_rows(len(values))
         found |= set((values if day else _dates(values, sample.facts[column].unit)).drop_nulls().unique().to_list())
     if day and sample.frame[column].dtype.is_integer():
         return [str(value) for value in sorted(map(int, found))]

@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.append import LogAppender
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.rows.columns import Origin
-    from rankfall.data.sources.rows.raw_log import Tables
     from rankfall.data.sources.rows.request_order import RequestOrder
     from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress, RowInputs
+    from rankfall.data.sources.rows.stored_rows import GivenTables, Source
 
 
 def append_rows(
-    sources: Sequence[Path | RowFile],
+    sources: Sequence[Source],
     path: Path,
     *,
     spec: Spec | None = None,
-    items: Path | None = None,
-    users: Path | None = None,
-    requests: Path | None = None,
+    items: Path | str | None = None,
+    users: Path | str | None = None,
+    requests: Path | str | None = None,
     reopen: bool = False,
     skip_bad: int | None = None,
     portion_rows: int = PORTION_ROWS,
@@ -65,7 +65,7 @@ def append_rows(
     """Append new days to a log that :func:`prepare_rows` wrote.
 
     Args:
-        sources: Files or directories with the rows of the new days; none if the description has a `source`.
+        sources: Files, directories or URLs with the rows of the new days; none if the description has a `source`.
         path: The log.
         spec: The description of the log, if its `source` has other options now; nothing else may differ.
         items: A table with more columns of items, if the log was prepared with one.
@@ -81,7 +81,7 @@ def append_rows(
         TooManyBadError: If more rows are bad than `skip_bad` allows, or a problem is not one of rows.
         ValueError: If the log has one of the days, or the rows do not fit the log; the message says where.
     """
-    tables: Tables = {"items": items, "users": users, "requests": requests}
+    tables: GivenTables = {"items": items, "users": users, "requests": requests}
     with appending(path) as appender:
         log = appender.log
         spec = log.spec if spec is None else _same_but_source(spec, log)

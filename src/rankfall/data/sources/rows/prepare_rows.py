@@ -38,12 +38,12 @@ from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.log_sequences import SequenceHistories
 from rankfall.data.sources.rows.log_state import STATE, LogState, store_state
-from rankfall.data.sources.rows.own_source import rows_of_source, with_absolute_source
+from rankfall.data.sources.rows.own_source import with_absolute_source
 from rankfall.data.sources.rows.portions import spool_log
 from rankfall.data.sources.rows.provenance import provenance
 from rankfall.data.sources.rows.raw_log import RawLog
 from rankfall.data.sources.rows.request_order import order_requests
-from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, check_sources, open_inputs
+from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, check_sources, local_inputs, open_inputs
 from rankfall.data.sources.rows.write_days import write_days
 
 if TYPE_CHECKING:
@@ -54,20 +54,19 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import DataCheck
     from rankfall.data.sources.rows.portions import SpooledLog
-    from rankfall.data.sources.rows.raw_log import Tables
     from rankfall.data.sources.rows.request_order import RequestOrder
-    from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress
+    from rankfall.data.sources.rows.stored_rows import GivenTables, Source
 
 
 def prepare_rows(
-    sources: Sequence[Path | RowFile],
+    sources: Sequence[Source],
     out: Path,
     spec: Spec,
     *,
-    items: Path | None = None,
-    users: Path | None = None,
-    requests: Path | None = None,
+    items: Path | str | None = None,
+    users: Path | str | None = None,
+    requests: Path | str | None = None,
     seed: int = 0,
     fit_days: int | None = None,
     force: bool = False,
@@ -81,7 +80,8 @@ def prepare_rows(
     """Prepare an impression log from a log with one row per request and item.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
+        sources: Files (CSV, Parquet, Arrow), directories of them, or their URLs as text (``"s3://bucket/log"``); none
+            if the description has a `source`.
         out: The directory to write.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
@@ -108,7 +108,7 @@ def prepare_rows(
         raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
     check_sources(sources, spec)
     spec = with_absolute_source(spec)
-    tables: Tables = {"items": items, "users": users, "requests": requests}
+    tables: GivenTables = {"items": items, "users": users, "requests": requests}
     opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
     with (
         fresh_directory(out, is_log, force=force) as directory,
@@ -142,19 +142,20 @@ def prepare_rows(
 
 
 def check_rows(
-    sources: Sequence[Path | RowFile],
+    sources: Sequence[Source],
     spec: Spec,
     *,
-    items: Path | None = None,
-    users: Path | None = None,
-    requests: Path | None = None,
+    items: Path | str | None = None,
+    users: Path | str | None = None,
+    requests: Path | str | None = None,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
 ) -> DataCheck:
     """Check a log with one row per request and item: read everything, and write nothing.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow) or directories of them; none if the description has a `source`.
+        sources: Files (CSV, Parquet, Arrow), directories of them, or their URLs as text (``"s3://bucket/log"``); none
+            if the description has a `source`.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
         users: A table with more columns of users.
@@ -168,11 +169,9 @@ def check_rows(
     Raises:
         ValueError: If a file does not exist or has an unknown suffix.
     """
-    check_sources(sources, spec)
-    tables: Tables = {"items": items, "users": users, "requests": requests}
-    steps = partial(Step, on_progress=on_progress)
-    with rows_of_source(with_absolute_source(spec), steps("reading the source", None)) as own:
-        files = sources if own is None else own.files
+    given: GivenTables = {"items": items, "users": users, "requests": requests}
+    with local_inputs(sources, with_absolute_source(spec), given, on_progress) as (files, tables, _):
+        steps = partial(Step, on_progress=on_progress)
         check, _ = check_log(files, spec, tables, limit=0, engine=engine, on_step=steps)
     return check
 

@@ -135,7 +135,7 @@ def _hashed_types(raw: RawLog) -> dict[str, str]:
 def _about_file(file: RowFile, report: Report) -> dict[str, Any]:
     about = about_file(file.path)
     report(1)
-    return about
+    return {**about, "path": str(file)}
 
 
 def _gaps(days: Sequence[str]) -> list[str]:

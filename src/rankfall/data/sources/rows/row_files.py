@@ -17,9 +17,11 @@ import pyarrow.parquet as pa_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from pathlib import Path, PurePath
 
     from numpy.typing import NDArray
+
+    Defaults = tuple[tuple[str, pl.DataType, Any], ...]  # names, types and values of columns
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather", ".arrow", ".ipc")
 BATCH_ROWS = 2**18
@@ -44,12 +46,14 @@ class RowFile:
         skipped: The indices of rows that are not read, in increasing order.
         label: The name of the file in messages; by default its path.
         typed: Whether the columns have the names and types that the log gives them, as in files that it stores itself.
+        defaults: Columns that the file may lack, with one value for all its rows.
     """
 
     path: Path
     skipped: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
     label: str | None = field(default=None, kw_only=True)
     typed: bool = field(default=False, kw_only=True)
+    defaults: Defaults = field(default=(), kw_only=True, repr=False)
 
     def __str__(self) -> str:
         """The name of the file in messages."""
@@ -62,6 +66,9 @@ class RowFile:
 
     def columns(self) -> dict[str, pl.DataType]:
         """Return the names and types of the columns."""
+        return {name: kind for name, kind, _ in self.defaults} | self._stored_columns()
+
+    def _stored_columns(self) -> dict[str, pl.DataType]:
         with _naming_file(self):
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
@@ -82,17 +89,32 @@ class RowFile:
                 are an error.
         """
         invalid: list[int] = []  # rows that the reader left out
+        read, added = self._read_and_added([name for name in columns if name != ROW])
         with _naming_file(self):
             start = 0
-            for batch in self._arrow_batches([name for name in columns if name != ROW], invalid, on_invalid):
+            for batch in self._arrow_batches(read, invalid, on_invalid):
                 frame = pl.from_arrow(batch)
                 assert isinstance(frame, pl.DataFrame)
+                frame = frame.with_columns(added) if added else frame
                 if ROW in columns or self.skipped:
                     numbers = _row_numbers(start, len(batch), invalid)
                     frame = frame.with_columns(pl.Series(ROW, numbers))
                     frame = frame.filter(pl.Series(~np.isin(numbers, self.skipped))) if self.skipped else frame
                 start += len(batch)
                 yield frame.select(columns)
+
+    def _read_and_added(self, columns: list[str]) -> tuple[list[str], list[pl.Expr]]:
+        """Return the columns to read, and the columns with one value that the file lacks."""
+        if not self.defaults:
+            return columns, []
+        stored = self._stored_columns()
+        added = [
+            pl.lit(value, kind).alias(name)
+            for name, kind, value in self.defaults
+            if name in columns and name not in stored
+        ]
+        # without any column a frame would have no rows
+        return [name for name in columns if name in stored] or list(stored)[:1], added
 
     @property
     def _is_parquet(self) -> bool:
@@ -223,7 +245,7 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             given[path.path] = path
             found.append(path.path)
         elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if _is_visible(file, path) and _is_known(file))
+            inside = sorted(file for file in path.rglob("*") if is_visible(file.relative_to(path)) and _is_known(file))
             if not inside:
                 raise ValueError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
             found += inside
@@ -233,7 +255,7 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
     for path in found:
         _check_file(path)
         if path.resolve() in seen:
-            raise ValueError(f"{path} is given twice")
+            raise ValueError(f"{given.get(path, path)} is given twice")
         seen.add(path.resolve())
     return [given.get(path, RowFile(path)) for path in found]
 
@@ -249,9 +271,13 @@ def _is_known(path: Path) -> bool:
     return path.is_file() and path.name.endswith(SUFFIXES)
 
 
-def _is_visible(file: Path, directory: Path) -> bool:
-    """Return whether a file is data; other programs write markers and checksums under names with ``.`` or ``_``."""
-    return not any(part.startswith((".", "_")) for part in file.relative_to(directory).parts)
+def is_visible(file: PurePath) -> bool:
+    """Return whether a file is data; other programs write markers and checksums under names with ``.`` or ``_``.
+
+    Args:
+        file: Its path in the directory that is searched.
+    """
+    return not any(part.startswith((".", "_")) for part in file.parts)
 
 
 def _check_metadata(described: Iterable[Any]) -> None:

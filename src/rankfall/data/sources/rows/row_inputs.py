@@ -12,6 +12,7 @@ from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.own_source import rows_of_source
 from rankfall.data.sources.rows.provenance import skipped_json
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
+from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.problems import Findings
     from rankfall.data.sources.rows.own_source import SourceRows
     from rankfall.data.sources.rows.raw_log import Tables
+    from rankfall.data.sources.rows.stored_rows import GivenTables, Source
 
     OnProgress = Callable[[str, int, int | None], None]
 
@@ -39,9 +41,9 @@ class RowInputs(NamedTuple):
 
 @contextmanager
 def open_inputs(
-    sources: Sequence[Path | RowFile],
+    sources: Sequence[Source],
     spec: Spec,
-    tables: Tables,
+    tables: GivenTables,
     directory: Path,
     *,
     skip_bad: int | None,
@@ -51,7 +53,7 @@ def open_inputs(
     """Find the files of a log, or call the source that its description names, and drop bad rows.
 
     Args:
-        sources: Files or directories of rows.
+        sources: Files, directories or URLs of rows.
         spec: The description of the log.
         tables: The tables that are joined.
         directory: Directory of temporary files.
@@ -59,19 +61,43 @@ def open_inputs(
         engine: Runs the work on files and portions.
         on_progress: Receives the progress of each step.
     """
-    check_sources(sources, spec)
-    with rows_of_source(spec, Step("reading the source", None, on_progress), directory) as own:
-        files = find_row_files(sources) if own is None else own.files
+    with local_inputs(sources, spec, tables, on_progress, directory) as (paths, copied, own):
+        files = find_row_files(paths)
         if skip_bad is None:
-            yield RowInputs(files, tables, own, {})
+            yield RowInputs(files, copied, own, {})
             return
-        found = _bad_rows(files, spec, tables, skip_bad, engine, on_progress, directory)
+        found = _bad_rows(files, spec, copied, skip_bad, engine, on_progress, directory)
         files = [replace(file, skipped=found.skipped(str(file))) for file in files]
-        tables = {origin: _without(found, path) for origin, path in tables.items()}
-        yield RowInputs(files, tables, own, {"skipped": skipped_json(found, skip_bad)})
+        left = {origin: _without(found, path) for origin, path in copied.items()}
+        yield RowInputs(files, left, own, {"skipped": skipped_json(found, skip_bad)})
 
 
-def check_sources(sources: Sequence[Path | RowFile], spec: Spec) -> None:
+@contextmanager
+def local_inputs(
+    sources: Sequence[Source],
+    spec: Spec,
+    tables: GivenTables,
+    on_progress: OnProgress,
+    inside: Path | None = None,
+) -> Iterator[tuple[Sequence[Path | RowFile], Tables, SourceRows | None]]:
+    """Yield the sources and tables of a log as local files, and the rows of its own source if it has one.
+
+    Args:
+        sources: Files, directories or URLs of rows.
+        spec: The description of the log.
+        tables: The tables that are joined.
+        on_progress: Receives the progress of each step.
+        inside: The directory of temporary directories; by default that of the system.
+    """
+    check_sources(sources, spec)
+    with (
+        rows_of_source(spec, Step("reading the source", None, on_progress), inside) as own,
+        local_rows(sources, tables, partial(Step, on_progress=on_progress), inside) as (paths, copied),
+    ):
+        yield paths if own is None else own.files, copied, own
+
+
+def check_sources(sources: Sequence[Source], spec: Spec) -> None:
     """Check that rows come from files or from the source of the description, not from both."""
     if not sources and spec.source is None:
         raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
