@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,6 +29,11 @@ def samples(*requests: str, received: int = RECEIVED) -> pa.RecordBatch:
     """Return one record per request, which was not sampled."""
     rows = [{"request": one, "time": received, "received": received, "sampled": False} for one in requests]
     return pa.RecordBatch.from_pylist(rows, sample_schema(pa.int64()))
+
+
+def hashes(count: int) -> list[str]:
+    """Return ids that cannot be compressed by much."""
+    return [hashlib.sha256(str(number).encode()).hexdigest() for number in range(count)]
 
 
 def ids_in(directory: Path) -> list[str]:

@@ -16,10 +16,10 @@ from rankfall.serving.recording.sinks.sink_url import BrokerUrl, parse_sink
         ("file:///a%20b/c", Path("/a b/c")),
         ("nats://h/S", BrokerUrl("nats", ("h:4222",), "S")),
         (
-            "nats://me:p%40ss@h:1,[::1]:2/S?credentials=f",
-            BrokerUrl("nats", ("h:1", "[::1]:2"), "S", "me", "p@ss", {"credentials": "f"}),
+            "nats://me:p%40ss@h:1,[::1]:2/S",
+            BrokerUrl("nats", ("h:1", "[::1]:2"), "S", "me", "p@ss"),
         ),
-        ("kafka://a,b:1/t.x", BrokerUrl("kafka", ("a:9092", "b:1"), "t.x")),
+        ("kafka://a,b:1/t.x?properties=f", BrokerUrl("kafka", ("a:9092", "b:1"), "t.x", query={"properties": "f"})),
     ],
 )
 def test_targets(target: str, expected: Path | BrokerUrl) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMS = "a directory, nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"
-_QUERIES = {"file": (), "nats": ("credentials",), "kafka": ("properties",)}  # names of files with secrets
+_QUERIES = {"file": (), "nats": (), "kafka": ("properties",)}  # names of options
 _PORTS = {"nats": 4222, "kafka": 9092}
 _NAMES = {  # subjects of NATS have dots between their parts
     "nats": ("stream", re.compile(r"[A-Za-z0-9_-]{1,255}"), "1 to 255 letters, digits, _ and -"),
