@@ -29,8 +29,8 @@ def test_targets(target: str, expected: Path | BrokerUrl) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("", "sink: found '', expected a directory, nats:"),
-        ("http://h/x", "sink: found http://h/x, expected a directory"),
+        ("", "found '', expected a directory, nats:"),
+        ("http://h/x", "found http://h/x, expected a directory"),
         ("file://elsewhere/x", "expected file:///DIR"),
         ("nats://h:4222", "found '' as stream, expected 1 to 255 letters"),
         ("nats://h/a.b", "found 'a.b' as stream"),

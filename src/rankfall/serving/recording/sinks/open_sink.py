@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rankfall.serving.recording.sinks.files import FileSink
+from rankfall.serving.recording.sinks.file_sink import FileSink
 from rankfall.serving.recording.sinks.sink_url import BrokerUrl, parse_sink
 
 if TYPE_CHECKING:

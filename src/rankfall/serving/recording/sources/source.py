@@ -45,7 +45,7 @@ def open_source(target: str) -> Source:
     """
     url = parse_sink(target)
     if not isinstance(url, BrokerUrl):
-        raise ValueError(f"url: found {target}, expected nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC")
+        raise ValueError(f"found {target!r}, expected nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC")
     with requires_extra(url.scheme):
         if url.scheme == "nats":
             from rankfall.serving.recording.sources.nats_source import NatsSource

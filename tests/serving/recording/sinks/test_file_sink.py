@@ -10,7 +10,7 @@ import pytest
 
 from rankfall import _disk
 from rankfall.serving.recording.sinks import open_sink
-from rankfall.serving.recording.sinks.files import FileSink
+from rankfall.serving.recording.sinks.file_sink import FileSink
 from support.records import events, ids_in, samples
 
 if TYPE_CHECKING:
