@@ -32,10 +32,10 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         sink.write("samples", samples("r", "s"), durable=True)
         sink.write("events", events("a"), durable=True)
         assert run("collect", url, out, "--json") == 0
-        counts = {"messages": 2, "samples": 2, "events": 1, "repeated": 0, "rejected": 0}
+        counts = {"messages": 2, "samples": 2, "events": 1, "repeated": 0, "rejected": 0, "missed": 0}
         assert json.loads(capsys.readouterr().out) == counts
         assert run("collect", url, out) == 0
-        assert capsys.readouterr().out == "0 samples and 0 events of 0 messages; repeated: 0, rejected: 0\n"
+        assert capsys.readouterr().out == "0 samples and 0 events of 0 messages; repeated: 0, rejected: 0, missed: 0\n"
         sink.write("events", events("b"), durable=True)
         result = rf.collect(url, out, progress=False)
         assert result.events == 1
@@ -70,6 +70,6 @@ def _end_by_signal(url: str, out: Path) -> None:
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    assert printed == "0 samples and 1 events of 1 messages; repeated: 0, rejected: 0\n"
+    assert printed == "0 samples and 1 events of 1 messages; repeated: 0, rejected: 0, missed: 0\n"
     assert "Traceback" not in errors
     assert ids_in(out / "events") == ["c"]

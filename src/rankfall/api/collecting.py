@@ -29,6 +29,7 @@ class CollectedRecords(StoredTables):
         events: Number of events that were written.
         repeated: Number of messages that were delivered again, and not written again.
         rejected: Number of messages that hold no records.
+        missed: Number of messages that the broker deleted before they were collected.
     """
 
     messages: int
@@ -36,6 +37,7 @@ class CollectedRecords(StoredTables):
     events: int
     repeated: int
     rejected: int
+    missed: int
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return one row."""

@@ -52,7 +52,7 @@ def collect(
     else:
         typer.echo(
             f"{result.samples:,} samples and {result.events:,} events of {result.messages:,} messages; "
-            f"repeated: {result.repeated:,}, rejected: {result.rejected:,}"
+            f"repeated: {result.repeated:,}, rejected: {result.rejected:,}, missed: {result.missed:,}"
         )
     print_message(f"wrote to {directory}")
     if stop() and not follow:

@@ -186,6 +186,35 @@ def test_stream_that_keeps_its_messages(nats_server: NatsServer, tmp_path: Path)
     assert ids_in(tmp_path / "two" / "events") == ["c"]
 
 
+def test_messages_that_a_stream_has_deleted(nats_server: NatsServer, tmp_path: Path) -> None:
+    async def create(jetstream: JetStreamContext) -> None:
+        await jetstream.add_stream(name="short", subjects=["short.>"], max_msgs=2)
+
+    in_nats(nats_server, create)
+    url = f"nats://{nats_server.address}/short"
+    write_events(url, "a")
+    run(url, tmp_path)
+    write_events(url, "b", "c", "d", "e")
+    assert run(url, tmp_path) == CollectionCounts(messages=2, events=2, missed=2)
+    assert sorted(ids_in(tmp_path / "events")) == ["a", "d", "e"]
+
+
+def test_messages_that_a_topic_has_deleted(kafka_mock: KafkaMock, tmp_path: Path) -> None:
+    """The mock cluster keeps five megabytes per partition."""
+    url = f"kafka://{kafka_mock.address}/short"
+    write_events(url, "a")
+    run(url, tmp_path)
+    sink = open_sink(url)
+    written = [os.urandom(400_000).hex() for _ in range(16)]
+    for one in written:
+        sink.write("events", events(one), durable=True)
+    sink.close()
+    counts = run(url, tmp_path)
+    assert counts.missed > 0
+    assert counts.missed + counts.events == len(written)
+    assert set(ids_in(tmp_path / "events")) == {"a", *written[counts.missed :]}
+
+
 def test_follow_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     stop = threading.Event()
     notices: list[str] = []

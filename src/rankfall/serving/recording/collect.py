@@ -51,6 +51,7 @@ class CollectionCounts:
         events: Number of events written.
         repeated: Number of messages that were delivered again and not written again.
         rejected: Number of messages without records.
+        missed: Number of messages that the broker deleted before they were collected.
     """
 
     messages: int = 0
@@ -58,6 +59,7 @@ class CollectionCounts:
     events: int = 0
     repeated: int = 0
     rejected: int = 0
+    missed: int = 0
 
 
 def collect(
@@ -93,6 +95,7 @@ def collect(
                     source = source or open_source(target)
                     messages = source.receive()
                     collector.write(messages)
+                    collector.counts.missed += source.take_missed()
                     if messages:
                         source.acknowledge(messages)
                 except SinkError as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_STORED, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from rankfall.serving.recording.kafka_client import (
+    CONNECT_SECONDS,
     ID,
     KIND,
     PARTITION,
@@ -47,6 +48,7 @@ class KafkaSource:
         self._url = url
         self._state = BrokerState()
         self._is_drained = False
+        self._missed = 0
         values = {
             **settings(url, self._state),
             "group.id": GROUP,
@@ -57,7 +59,9 @@ class KafkaSource:
         self._consumer: Consumer = made(Consumer, values)
         try:
             find_topic(self._consumer, url, self._state)
-            self._consumer.assign([TopicPartition(url.name, PARTITION, OFFSET_STORED)])
+            self._next = self._committed()
+            start = OFFSET_BEGINNING if self._next is None else self._next
+            self._consumer.assign([TopicPartition(url.name, PARTITION, start)])
         except BaseException:
             self._consumer.close()
             raise
@@ -69,6 +73,7 @@ class KafkaSource:
             error = one.error()
             if error is None:
                 found.append(_message(one))
+                self._count_missed(one.offset() or 0)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._is_drained = True
             else:
@@ -80,6 +85,10 @@ class KafkaSource:
     def is_drained(self) -> bool:
         return self._is_drained
 
+    def take_missed(self) -> int:
+        missed, self._missed = self._missed, 0
+        return missed
+
     def acknowledge(self, messages: Sequence[Message]) -> None:
         following = messages[-1].handle.offset() + 1
         try:
@@ -89,6 +98,20 @@ class KafkaSource:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _committed(self) -> int | None:
+        """Return the offset of the first message that was not acknowledged, or None if none ever was."""
+        try:
+            (found,) = self._consumer.committed([TopicPartition(self._url.name, PARTITION)], timeout=CONNECT_SECONDS)
+        except KafkaException as error:
+            raise SinkError(f"{self._url}: {explained(error.args[0])}") from None
+        return found.offset if found.offset >= 0 else None
+
+    def _count_missed(self, offset: int) -> None:
+        """Count the messages between the last one and this one, which the topic no longer has."""
+        if self._next is not None:
+            self._missed += max(0, offset - self._next)
+        self._next = offset + 1
 
 
 def _message(one: confluent_kafka.Message) -> Message:

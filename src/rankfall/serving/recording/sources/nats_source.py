@@ -42,6 +42,7 @@ class NatsSource:
     def __init__(self, url: BrokerUrl) -> None:
         self._url = url
         self._is_drained = False
+        self._missed = 0
         self._runner = asyncio.Runner()
         try:
             self._runner.run(self._open())
@@ -55,6 +56,10 @@ class NatsSource:
 
     def is_drained(self) -> bool:
         return self._is_drained
+
+    def take_missed(self) -> int:
+        missed, self._missed = self._missed, 0
+        return missed
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
         self._run(self._acknowledge(messages))
@@ -94,6 +99,7 @@ class NatsSource:
         else:
             if stream.config.retention != RetentionPolicy.WORK_QUEUE and old.ack_floor and old.ack_floor.stream_seq:
                 first = old.ack_floor.stream_seq + 1
+                self._missed = max(0, stream.state.first_seq - first)
                 start = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": first}
             await jetstream.delete_consumer(self._url.name, CONSUMER)
         config = ConsumerConfig(

@@ -29,6 +29,9 @@ class Source(Protocol):
     def is_drained(self) -> bool:
         """Return whether all messages that were there at the last call of `receive` have been received."""
 
+    def take_missed(self) -> int:
+        """Return the number of messages, since the last call, that the broker deleted before they were received."""
+
     def acknowledge(self, messages: Sequence[Message]) -> None:
         """Confirm all messages that a call of `receive` returned; return when the broker knows it."""
 
