@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 REJECTED = "rejected"
 MAX_REJECTED = 100
 _REMEMBERED = 10 * MAX_MESSAGES  # ids of messages: more than can be unacknowledged
+_SEARCHED = 20  # segments; the last group of messages is in one or two
 _RETRY_SECONDS = 1.0
 
 
@@ -193,6 +194,7 @@ class _Collector:
 
 
 def _last_labels(directory: Path) -> Iterator[str]:
-    """Yield the labels of the batches in a directory, in reverse order of writing."""
-    for segment in sorted(segments(directory), key=lambda one: one.path.stat().st_mtime_ns, reverse=True):
+    """Yield the labels of the batches in the newest segments of a directory, in reverse order of writing."""
+    newest = sorted(segments(directory), key=lambda one: one.path.stat().st_mtime_ns, reverse=True)
+    for segment in newest[:_SEARCHED]:
         yield from reversed([label for _, label in segment.labelled_batches() if label])
