@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rankfall.api import (
         RankfallWarning,
         clean,
+        collect,
         compare,
         diagnose,
         evaluate,
@@ -61,6 +62,7 @@ __all__ = [
     "TrainingError",
     "api",
     "clean",
+    "collect",
     "compare",
     "data",
     "diagnose",
@@ -88,8 +90,8 @@ _PLACES = {  # modules of the names that are not modules themselves
     "rankfall.cascade": ("Cascade", "Stage"),
     "rankfall.ranker": ("Ranker",),
     "rankfall.api": (
-        *("RankfallWarning", "clean", "compare", "diagnose", "evaluate", "export", "plan", "prepare", "report"),
-        *("reproduce", "simulate", "stream", "train", "tune"),
+        *("RankfallWarning", "clean", "collect", "compare", "diagnose", "evaluate", "export", "plan", "prepare"),
+        *("report", "reproduce", "simulate", "stream", "train", "tune"),
     ),
     "rankfall._results": ("ResultError",),
     "rankfall._yaml_config": ("ConfigError",),

@@ -85,9 +85,14 @@ def append(path: Path, content: bytes) -> None:
         try:
             file.write(content)
         except OSError:
-            os.ftruncate(file.fileno(), size)
+            cut(file, size)
             raise
     sync(path)
+
+
+def cut(file: io.FileIO, size: int) -> None:
+    """Remove what follows the first `size` bytes of an open file, for example part of a write that failed."""
+    os.ftruncate(file.fileno(), size)
 
 
 def sync(path: Path) -> None:

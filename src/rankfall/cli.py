@@ -19,6 +19,7 @@ from rankfall._failures import DEBUG, is_panic
 from rankfall.commands import (
     bench,
     clean,
+    collect,
     compare,
     config,
     data,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (init, simulate, prepare, data, examination),
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
-    "Serve": (export, serve),
+    "Serve": (export, serve, collect),
     "Results": (report, reproduce),
     "Explore": (demo, methods, bench, config, clean),
 }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from rankfall._notices import RankfallWarning
 from rankfall.api.cleaning import CleaningResult, clean
+from rankfall.api.collecting import CollectedRecords, collect
 from rankfall.api.comparing import compare, tune
 from rankfall.api.display import Progress
 from rankfall.api.exporting import ExportedBundle, export
@@ -26,6 +27,7 @@ from rankfall.api.training import TrainedRun, train
 
 __all__ = [
     "CleaningResult",
+    "CollectedRecords",
     "ExportedBundle",
     "PreparedData",
     "Progress",
@@ -34,6 +36,7 @@ __all__ = [
     "SimulatedLog",
     "TrainedRun",
     "clean",
+    "collect",
     "compare",
     "diagnose",
     "evaluate",

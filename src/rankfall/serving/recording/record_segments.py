@@ -37,6 +37,7 @@ SEGMENT_SECONDS = 10.0
 _DIGEST_LENGTH = 16
 _ABANDONED_SECONDS = 60.0  # after which an empty file without a lock belongs to a dead process
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_LABEL = b"rankfall.label"  # in the metadata of a batch
 _NAME = re.compile(r"(?P<first>[0-9]{13})-(?P<writer>[0-9a-f]{8})-(?P<number>[0-9]{6})")
 _COMPLETE = re.compile(rf"{_NAME.pattern}-(?P<digest>[0-9a-f]{{{_DIGEST_LENGTH}}}){re.escape(SUFFIX)}")
 
@@ -60,6 +61,14 @@ class Segment:
         Raises:
             DamagedSegmentError: If the file was changed.
         """
+        return (batch for batch, _ in self.labelled_batches())
+
+    def labelled_batches(self) -> Iterator[tuple[pa.RecordBatch, str]]:
+        """Yield the batches of records and the labels with which they were written, "" without one.
+
+        Raises:
+            DamagedSegmentError: If the file was changed.
+        """
         with self.path.open("rb") as file:
             content = pa.py_buffer(file.read())
         found = _COMPLETE.fullmatch(self.path.name)
@@ -67,9 +76,18 @@ class Segment:
             raise DamagedSegmentError(f"{self.path} does not match the checksum in its name; the file was changed")
         try:
             with pa.ipc.open_stream(content) as reader:
-                yield from reader
+                yield from _labelled(reader)
         except pa.ArrowInvalid as error:
             raise DamagedSegmentError(f"{self.path} is not a segment of records ({error})") from None
+
+
+def _labelled(reader: pa.RecordBatchStreamReader) -> Iterator[tuple[pa.RecordBatch, str]]:
+    while True:
+        try:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+        except StopIteration:
+            return
+        yield batch, metadata[_LABEL].decode() if metadata and _LABEL in metadata else ""
 
 
 def segments(directory: Path) -> list[Segment]:
@@ -117,12 +135,13 @@ class SegmentWriter:
         _disk.make_directory(directory)
         recover(directory)
 
-    def write(self, batch: pa.RecordBatch, *, durable: bool = False) -> None:
+    def write(self, batch: pa.RecordBatch, *, durable: bool = False, label: str = "") -> None:
         """Append a batch, which has at least one record.
 
         Args:
             batch: Records, with a column ``received``.
-            durable: Return after the batch is on disk.
+            durable: Return after the batch, and all earlier ones, are on disk.
+            label: A text to find the batch by, stored with it.
 
         Raises:
             OSError: The batch was not written. The segment was completed without it; later batches may succeed.
@@ -135,7 +154,7 @@ class SegmentWriter:
             self._segment = _OpenSegment(self._directory / name, batch.schema, self._now())
             self._number += 1
         try:
-            self._segment.append(batch, durable=durable)
+            self._segment.append(batch, durable=durable, label=label)
         except OSError:
             self.complete()
             raise
@@ -184,8 +203,8 @@ class _OpenSegment:
             raise
         self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
 
-    def append(self, batch: pa.RecordBatch, *, durable: bool) -> None:
-        self._stream.write_batch(batch)
+    def append(self, batch: pa.RecordBatch, *, durable: bool, label: str) -> None:
+        self._stream.write_batch(batch, custom_metadata={_LABEL: label} if label else None)
         self._flush()
         self._has_batches = True
         if durable:
@@ -199,7 +218,7 @@ class _OpenSegment:
         try:
             self._file.write(content)
         except OSError:
-            os.ftruncate(self._file.fileno(), self.bytes)
+            _disk.cut(self._file, self.bytes)
             self._file.seek(self.bytes)
             raise
         self._hash.update(content)
@@ -247,7 +266,7 @@ def _recover(path: Path) -> list[Path]:
         if end == 0:
             _disk.delete(path)
             return []
-        os.ftruncate(file.fileno(), end)
+        _disk.cut(file, end)
         content = path.read_bytes()
         _disk.sync(path)
         final = _final(path.with_name(path.name.removesuffix(OPEN)), hashlib.sha256(content))
@@ -258,7 +277,7 @@ def _recover(path: Path) -> list[Path]:
 
 def _end_of_batches(path: Path) -> int:
     """Return the size of the complete batches at the beginning of a segment, with its schema; 0 without any."""
-    with pa.OSFile(str(path)) as file:
+    with pa.BufferReader(path.read_bytes()) as file:
         end = messages = 0
         while True:
             try:

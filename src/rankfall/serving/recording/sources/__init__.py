@@ -1,0 +1,1 @@
+"""Sources: brokers from which ``rankfall collect`` reads the records that sinks have written."""
