@@ -244,6 +244,14 @@ class Bundle:
         forbidden = [None] * count if exclude is None else _one_each("exclude", exclude, count)
         return self._encode(requests, each, allowed, forbidden, _numbered_request)
 
+    def read_times(self, times: Sequence[Any]) -> list[int]:
+        """Return times, given as those of requests, in milliseconds since 1970.
+
+        Raises:
+            BadValueError: A value is not a time; the error has its position.
+        """
+        return self._requests.times.milliseconds(times)
+
     def run(self, batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None) -> Answers:
         """Rank items for encoded requests.
 

@@ -1,4 +1,4 @@
-"""Samples of what a cascade did with a request: what it answered, and random draws of the items that each stage dropped.
+"""Samples of what a cascade did with a request: what it answered, and random draws of what each stage dropped.
 
 Items are drawn uniformly, without replacement. The draws of a request are a function of its seed: the batch in which it
 was computed, and the number of threads and processes, have no effect on them.
@@ -171,7 +171,7 @@ class BatchSampler:
 
     def _of_stage(self, number: int) -> tuple[Seeds, int]:
         """Return the seeds of a stage, and how many items to draw."""
-        return _mix(self._seeds + _GOLDEN * np.uint64(number + 1)), self._counts[min(number, len(self._counts) - 1)]
+        return _mix(_mix(self._seeds) + np.uint64(number)), self._counts[min(number, len(self._counts) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +210,13 @@ def draw_from_all(
     Returns:
         The items (S, count), -1 where too few are left, and the probability with which each was drawn (S,).
     """
-    left = items - (taken != NO_ITEM).sum(axis=1) - np.array([len(rows) for rows in exclude], np.int64)
+    without = [np.concatenate([of[of != NO_ITEM], also]) for of, also in zip(taken, exclude, strict=True)]
+    left = items - np.array([len(rows) for rows in without])
     drawn = np.full((len(taken), count), NO_ITEM, np.int64)
     by_number = left > np.maximum(items // 2, _FEW * count)  # otherwise most random rows would be drawn in vain
     for draw_some, places in ((_draw_rows, np.flatnonzero(by_number)), (_draw_by_keys, np.flatnonzero(~by_number))):
         if len(places) and count:
-            without = [np.concatenate([taken[place][taken[place] != NO_ITEM], exclude[place]]) for place in places]
-            drawn[places] = draw_some(items, without, seeds[places], count)
+            drawn[places] = draw_some(items, [without[place] for place in places.tolist()], seeds[places], count)
     return drawn, _inclusion(count, left)
 
 
@@ -277,7 +277,8 @@ def _copy_found(part: _Part, rows: Rows, scores: Scores) -> None:
 
 
 def _inclusion(count: int, dropped: NDArray[Any]) -> NDArray[np.float32]:
-    return np.minimum(1.0, count / np.maximum(1, dropped)).astype(np.float32)
+    inclusion: NDArray[np.float32] = np.minimum(1.0, count / np.maximum(1, dropped)).astype(np.float32)
+    return inclusion
 
 
 def _mix(numbers: Seeds) -> Seeds:
