@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankfall.serving.recording.sinks.sink import Sink
 
 _log = logging.getLogger(__name__)
-_SECONDS = 0.05  # between writes: what was answered meanwhile is one batch
+_SECONDS = 0.2  # between writes: what was answered meanwhile is one batch, as small ones cost as much as large ones
 _MOST_AT_ONCE = 1024  # requests of a batch
 
 
@@ -34,8 +34,9 @@ class Recorder:
         clock: The clock of the service.
         count: Called with ``written``, ``unsampled`` or ``dropped`` and a number of requests.
         count_error: Called after each error of the sink.
+        counts: Number of items to draw from what each stage dropped.
         max_requests: Requests that may wait.
-        max_bytes: Sum of their sizes.
+        max_bytes: Memory that they may take.
     """
 
     def __init__(
@@ -45,12 +46,14 @@ class Recorder:
         *,
         count: Callable[[str, int], None],
         count_error: Callable[[], None],
+        counts: Sequence[int],
         max_requests: int,
         max_bytes: int,
     ) -> None:
         self._sink = GuardedSink(sink, SAMPLES, count_error)
         self._clock = clock
         self._count = count
+        self._counts = counts
         self._max_requests, self._max_bytes = max_requests, max_bytes
         self._lock = threading.Lock()  # of the queue
         self._queue: list[ServedRequest] = []
@@ -69,7 +72,7 @@ class Recorder:
 
     def put(self, served: Sequence[ServedRequest]) -> None:
         """Queue answered requests, or drop them if the queue is full. Returns at once."""
-        size = sum(one.size for one in served)
+        size = sum(one.memory for one in served)
         with self._lock:
             is_full = len(self._queue) + len(served) > self._max_requests or self._bytes + size > self._max_bytes
             if not is_full:
@@ -107,7 +110,7 @@ class Recorder:
         try:
             received = self._clock.now()
             assert received is not None  # because the requests have times
-            for batch in sample_batches(served, received):
+            for batch in sample_batches(served, self._counts, received):
                 left -= len(batch)
                 error = self._sink.write(batch, durable=False)
                 self._count_batch(batch, is_written=error is None)
