@@ -85,7 +85,8 @@ def _join(trails: Sequence[Trail]) -> Trails:
     parts = []
     for _, group in groupby(trails, key=lambda trail: id(trail.trails)):
         of_batch = list(group)
-        parts.append(of_batch[0].trails.take([trail.place for trail in of_batch]))
+        whole, places = of_batch[0].trails, [trail.place for trail in of_batch]
+        parts.append(whole if places == list(range(len(whole.rows))) else whole.take(places))
     return Trails.join(parts)
 
 
@@ -188,7 +189,7 @@ def draw_from_all(
 def _draw_rows(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:
     """Draw random rows, and skip those that were drawn before or may not be drawn; at least half of all may."""
     offsets = items * np.arange(len(without))  # make the rows of different requests distinct
-    skipped = np.concatenate([rows + offset for rows, offset in zip(without, offsets.tolist(), strict=True)])
+    skipped = np.sort(np.concatenate([rows + offset for rows, offset in zip(without, offsets.tolist(), strict=True)]))
     tries = 3 * count + 8
     while True:
         numbers = _mix(seeds[:, None] + _GOLDEN * np.arange(1, tries + 1, dtype=np.uint64))
@@ -196,11 +197,18 @@ def _draw_rows(items: int, without: Sequence[Rows], seeds: Seeds, count: int) ->
         keys = (rows + offsets[:, None]).ravel()
         is_new = np.zeros(len(keys), np.bool_)
         is_new[np.unique(keys, return_index=True)[1]] = True
-        is_good = (is_new & ~np.isin(keys, skipped)).reshape(rows.shape)
+        is_good = (is_new & ~_is_in(skipped, keys)).reshape(rows.shape)
         place = is_good.cumsum(axis=1)
         if place[:, -1].min() >= count:
             return rows[is_good & (place <= count)].reshape(-1, count)
         tries *= 2
+
+
+def _is_in(ascending: Rows, keys: Rows) -> NDArray[np.bool_]:
+    """Return which keys are among sorted ones; several times faster than np.isin."""
+    places = np.searchsorted(ascending, keys)
+    places[places == len(ascending)] = 0
+    return ascending[places] == keys if len(ascending) else np.zeros(len(keys), np.bool_)
 
 
 def _draw_by_keys(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:
