@@ -76,8 +76,8 @@ class LogWatcher:
                 days.append(day)
         days.sort(key=lambda day: day.manifest["first_time"])
         features = Features.from_json(manifest["features"])
-        found = {day.name: day for day in days}
-        return ImpressionLog(self.path, manifest, spec, features, found, verifies(), limits_of(manifest, features))
+        named, limits = {day.name: day for day in days}, limits_of(manifest, features)
+        return ImpressionLog(self.path, manifest, spec, features, named, verifies(), limits)
 
     def _snapshot(self) -> tuple[dict[str, Any], list[Path]]:
         """Return the manifest of the log and the directories of days, read while the manifest did not change."""
