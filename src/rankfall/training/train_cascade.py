@@ -44,6 +44,7 @@ from rankfall.training.own_parts import component_files, sources_of
 from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, read_json
 from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
+from rankfall.training.start_weights import start_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,10 +234,17 @@ class CascadeLearner(Learner["Impressions"]):
         ).to(self.placement.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
+        self.log = log
         kind = self.placement.device.type
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
             raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
+
+    def begin(self) -> None:
+        """Start from the weights of another run, if the configuration names one."""
+        run = self.config.training.start_from
+        if run is not None:
+            start_from(run, self.config, self.cascade, self.optimizer, self.log, load_run)
 
     def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the objective for a batch."""

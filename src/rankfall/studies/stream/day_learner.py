@@ -323,7 +323,7 @@ class _DayLearner(CascadeLearner):
         on_notice: OnNotice = warnings.warn,
     ) -> None:
         super().__init__(config, out, log.as_of(next(iter(days))), built, on_notice)
-        self.log, self._first_days = log, first_days
+        self.log, self._first_days = log, first_days  # the whole log, not that of the first day
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
