@@ -8,7 +8,8 @@ that was prepared from all rows at once and fitted to the same days.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -36,7 +37,7 @@ from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, open_input
 from rankfall.data.sources.rows.write_days import write_days
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine
@@ -60,6 +61,7 @@ def append_rows(
     reopen: bool = False,
     grow: bool = False,
     skip_bad: int | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -77,6 +79,7 @@ def append_rows(
         grow: Give new values of vocabularies ids behind the known ones, day by day. By default they count as never
             seen.
         skip_bad: Check the rows first and drop bad ones, at most this many.
+        about: Entries of the provenance in the manifest that are replaced; tables are added to the present ones.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -99,7 +102,7 @@ def append_rows(
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(appender, state, raw, order, inputs, grow=grow, engine=engine, on_progress=on_progress)
+            _append(appender, state, raw, order, inputs, about, grow=grow, engine=engine, on_progress=on_progress)
     return ImpressionLog.load(path)
 
 
@@ -109,6 +112,7 @@ def _append(
     raw: RawLog,
     order: RequestOrder,
     inputs: RowInputs,
+    replaced: Mapping[str, Any],
     *,
     grow: bool,
     engine: Engine,
@@ -142,7 +146,7 @@ def _append(
     publish_state(directory, appender.log, entry)
     appender.finish(
         state.items.table,
-        appended_provenance(about, {**made, **inputs.about}, [*kept, *order.days], raw.spec),
+        appended_provenance(about, {**made, **replaced, **inputs.about}, [*kept, *order.days], raw.spec),
         state.encoding,
         {STATE: entry, **growth_entry(state)},
     )

@@ -74,7 +74,6 @@ def prepare_rows(
     force: bool = False,
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
-    appendable: bool = True,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -96,7 +95,6 @@ def prepare_rows(
         skip_bad: Check the log first and drop its bad rows, at most this many, tables included. A whole request is
             dropped if its rows contradict each other. By default the first bad row is an error.
         about: Entries that are added to the provenance in the manifest.
-        appendable: Store what :func:`append_rows` needs.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -133,7 +131,7 @@ def prepare_rows(
             state = LogState(encoding, GrowingItems(numbered=log.needs_numbers), SequenceHistories(raw.spec))
             growing = [day for day in order.days if grow and day not in fitted]
             written = partial(write_days, growing=growing, on_rows=Step("writing", order.rows, on_progress))
-            extra = _write(written, log, order, state, writer, appendable=appendable, seed=seed, engine=engine)
+            extra = _write(written, log, order, state, writer, seed=seed, engine=engine)
         delete_tree(spooled)
         writer.features = state.encoding.features
         on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
@@ -187,14 +185,10 @@ def _write(
     state: LogState,
     writer: LogWriter,
     *,
-    appendable: bool,
     seed: int,
     engine: Engine,
 ) -> dict[str, Any]:
-    """Write all days, and if the log is to be appendable also its state; return the entries for the manifest."""
-    if not appendable:
-        write(log, order, state, writer.write, seed=seed, engine=engine)
-        return growth_entry(state)
+    """Write all days and the state after them, and return the entries for the manifest."""
     stored = writer.directory / STATE / "new"
     make_directory(stored)
 
