@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rankfall.serving import Bundle
 from rankfall.training.grow_tables import rows_of
 from rankfall.training.run_directory import Stopped
 from support.growing_logs import FIRST_VIDEOS, NAMES, NEW_VIDEOS, append_day, growing_log
+from support.sealing import edit_manifest
 from support.streams import run_outcome, stream_content, streamed
 
 if TYPE_CHECKING:
@@ -50,6 +52,21 @@ def test_days_that_arrive_one_by_one_give_the_same_weights(whole: Path, tmp_path
     append_day(log, 3)
     streamed(content_of(log), tmp_path / "out", resume=True)
     ours, expected = (run_outcome(folder / "out/runs/lcron-0") for folder in (tmp_path, whole))
+    assert ours == expected
+
+
+def test_days_that_were_trained_on_may_be_deleted(tmp_path: Path) -> None:
+    log = growing_log(tmp_path / "log", 3).path
+    content = content_of(log, data={"negatives": 0})
+    streamed(content, tmp_path / "out")
+    days = append_day(log, 3).manifest["days"]
+    shutil.copytree(tmp_path / "out", tmp_path / "whole")
+    streamed(content, tmp_path / "whole", resume=True)
+    for day in NAMES[:2]:
+        shutil.rmtree(log / "days" / day)
+    edit_manifest(log / "manifest.json", days={day: days[day] for day in NAMES[2:4]})
+    streamed(content, tmp_path / "out", resume=True)
+    ours, expected = (run_outcome(tmp_path / name / "runs/lcron-0") for name in ("out", "whole"))
     assert ours == expected
 
 

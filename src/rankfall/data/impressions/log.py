@@ -190,7 +190,7 @@ class ImpressionLog:
             return self
         rows = Counter(Features.from_json(self.manifest["features"]).tables)
         for grown, tables in self.manifest.get(GROWTH, {}).items():
-            if order.index(grown) > order.index(day):
+            if grown in order and order.index(grown) > order.index(day):  # earlier days may have been deleted
                 rows.subtract(tables)
         return self.limited_to(rows)
 

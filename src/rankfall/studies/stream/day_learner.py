@@ -59,6 +59,7 @@ from rankfall.training.run_directory import (
     check_same,
     check_same_data,
     read_config,
+    read_json,
 )
 from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     OnDay = Callable[[str], None]
 
 LATEST = "latest.safetensors"
+_FIRST_ROWS = "first_rows"  # key of the rows of embedding tables on the first day, in the file about the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +173,23 @@ def _train_days(
         check_kept(built[0], training_loader(log, config, present, first_days=first_days))
     with seeded(config.training.seed, config.training.threads, placement.device):
         try:
-            learner = _DayLearner(config, out, log, days, first_days, built, on_notice)
+            rows = _first_rows(out, log, days, resume=resume)
+            learner = _DayLearner(config, out, log, rows, days, first_days, built, on_notice)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
         files = {
             CONFIG: dump_absolute(config),
-            LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
+            LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
             **component_files(config),
         }
         return train_in(loop, files, resume=resume, on_notice=on_notice)
+
+
+def _first_rows(out: Path, log: ImpressionLog, days: Iterable[str], *, resume: bool) -> dict[str, int]:
+    """Return the rows of embedding tables on the first day, with which a run is built before its tables grow."""
+    stored = read_json(out / LOG).get(_FIRST_ROWS) if resume and (out / LOG).is_file() else None
+    return log.as_of(next(iter(days))).features.tables if stored is None else stored
 
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
@@ -317,12 +326,13 @@ class _DayLearner(CascadeLearner):
         config: CascadeConfig,
         out: Path,
         log: ImpressionLog,
+        rows: Mapping[str, int],
         days: Mapping[str, str],
         first_days: ItemFirstSeen,
         built: BuiltObjective,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
-        super().__init__(config, out, log.as_of(next(iter(days))), built, on_notice)
+        super().__init__(config, out, log.limited_to(rows), built, on_notice)
         self.log, self._first_days = log, first_days  # the whole log, not that of the first day
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
