@@ -124,7 +124,6 @@ def test_models_with_tables_of_their_own_are_refused(logs: dict[bool, Impression
         grow_cascade(own, log.features.tables)
 
 
-@pytest.mark.witness("the same days without growth")
 @pytest.mark.parametrize("length", [None, 40])
 def test_an_older_run_reads_new_values_as_never_seen(
     logs: dict[bool, ImpressionLog], tmp_path: Path, length: int | None

@@ -83,7 +83,10 @@ def test_following_trains_and_exports_new_values(whole: Path, tmp_path: Path) ->
         if not over:
             append_day(log, len(result.learned))
 
+    runs: list[StreamRun] = []
+
     def on_day(run: StreamRun, log: ImpressionLog, days: Sequence[str], day: str) -> str | None:
+        runs.append(run)
         return bundles(run, log, days, day) if day == NAMES[3] else None
 
     with pytest.raises(Stopped):
@@ -94,6 +97,12 @@ def test_following_trains_and_exports_new_values(whole: Path, tmp_path: Path) ->
     last = (run / "checkpoints/last.safetensors").read_bytes()
     assert last == (whole / "out/runs/lcron-0/checkpoints/last.safetensors").read_bytes()
     check_bundle(Bundle.load(out / "bundles/lcron" / NAMES[3]), days[3], ImpressionLog.load(log))
+    # older weights are exported from the grown log with the values that they know
+    older = DayBundles(out / "older", 1)(runs[0], ImpressionLog.load(log), NAMES[:2], NAMES[1])
+    assert older is None
+    bundle = Bundle.load(out / "older/lcron" / NAMES[1])
+    assert len(bundle.items.lookup.values) == FIRST_VIDEOS + NEW_VIDEOS
+    bundle.check()
 
 
 def check_bundle(bundle: Bundle, cascade: Cascade, log: ImpressionLog) -> None:

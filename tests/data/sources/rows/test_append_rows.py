@@ -204,7 +204,6 @@ def grown_by_hand(rows: list[Row], spec: Spec, days: dict[str, list[Row]], fit: 
     return after
 
 
-@pytest.mark.witness("brute force")
 @cases(6)
 @given(st.data())
 def test_vocabularies_grow_day_by_day(folder: Path, data: st.DataObject) -> None:
