@@ -33,7 +33,7 @@ Sources: TypeAlias = (
 )
 _SUPPLIED = (
     *("source", "sources", "out", "path", "spec", "recipe", "force", "engine"),
-    *("about", "appendable", "portion_rows"),
+    *("about", "portion_rows"),
 )
 
 
@@ -159,7 +159,8 @@ def prepare(
         **options: Further options of the layout, named as on the command line with underscores: of ``"rows"`` for
             example `items`, `users`, `requests`, `seed`, `fit_days` and `skip_bad`, of ``"letor"`` the fields of
             :class:`~rankfall.data.Recipe`, `groups` and `threads`. ``append=LOG`` adds new days to a log of layout
-            ``"rows"`` instead of writing `out`, and ``reopen=True`` also late rows of its newest day.
+            ``"rows"`` or ``"recflow"`` instead of writing `out`. For ``"rows"``, ``reopen=True`` also adds
+            late rows of its newest day, and with ``grow=True`` new values of later days get ids.
 
     Returns:
         The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.
@@ -197,7 +198,7 @@ def _check_arguments(
     for name, found, layouts in (
         ("spec", spec is not None, ("rows",)),
         ("check", check, tuple(_CHECKS)),
-        ("append", append, ("rows",)),
+        ("append", append, ("rows", "recflow")),
         ("engine", engine != "local", ("rows", "recflow")),
     ):
         if found and layout not in layouts:
@@ -239,6 +240,10 @@ class _Preparation:
                 raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
         return dict(self.options)
 
+    def appending(self) -> _Preparation:
+        """Return the arguments without `append`, the path of the log, which is also that of the output."""
+        return replace(self, options={name: value for name, value in self.options.items() if name != "append"})
+
     def directory(self) -> Path:
         """Return the directory of published data."""
         if not isinstance(self.source, str | os.PathLike) or not Path(self.source).is_dir():
@@ -276,9 +281,7 @@ def _rows(work: _Preparation) -> Any:
     from rankfall.data.sources.rows.prepare_rows import prepare_rows
 
     if "append" in work.options:
-        given = {name: value for name, value in work.options.items() if name != "append"}
-        appended = replace(work, options=given)
-        options, shown = appended.checked(append_rows), stepper(work.report)
+        options, shown = work.appending().checked(append_rows), stepper(work.report)
         return append_rows(work.files(), work.out, spec=work.spec, engine=work.engine, on_progress=shown, **options)
     assert work.spec is not None
     options, shown = work.checked(prepare_rows), stepper(work.report)
@@ -322,8 +325,11 @@ def _letor_arguments(work: _Preparation) -> tuple[dict[str, list[Path]], Recipe,
 
 
 def _recflow(work: _Preparation) -> Any:
-    from rankfall.data.sources.recflow import prepare_recflow
+    from rankfall.data.sources.recflow import append_recflow, prepare_recflow
 
+    if "append" in work.options:
+        options, shown = work.appending().checked(append_recflow), stepper(work.report)
+        return append_recflow(work.directory(), work.out, engine=work.engine, on_progress=shown, **options)
     options, shown = work.checked(prepare_recflow), stepper(work.report)
     return prepare_recflow(
         work.directory(), work.out, force=work.force, engine=work.engine, on_progress=shown, **options

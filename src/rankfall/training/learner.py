@@ -341,6 +341,9 @@ class Learner(ABC, Generic[BatchT]):
         """Return whether a term of the loss may train a part of the model."""
         return True
 
+    def begin(self) -> None:
+        """Set the weights of a new run before its first batch."""
+
     @abstractmethod
     def untrained(self, what: str, position: Position) -> TrainingError:
         """Return the error for parts or terms that an epoch did not train."""

@@ -494,6 +494,9 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
         on_notice = _ignore
     loop.on_notice = on_notice
     loop.check_same_on_all_processes()
+    if not (resume and any(group.gather(group.first and bool(loop.checkpoints.paths())))):
+        with group.together():
+            loop.learner.begin()  # raises before anything is written
     with ExitStack() as held:
         with group.together():
             if group.first:

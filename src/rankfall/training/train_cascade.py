@@ -17,6 +17,7 @@ from rankfall._checks import all_within
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import encoding_signature
+from rankfall.data.impressions.spec import Features
 from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
@@ -40,9 +41,10 @@ from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.measure_cascade import means_of, measure
 from rankfall.training.model_checks import check_metrics, check_models, first_impressions
 from rankfall.training.own_parts import component_files, sources_of
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, read_json
 from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
+from rankfall.training.start_weights import start_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +107,8 @@ def train(
     with group.together():
         placement = placement_of(config.training, group)
         log = load_log(config.data)
+        if resume:
+            log = _as_started(log, out)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
         built = build_objective(log, config)
@@ -230,10 +234,17 @@ class CascadeLearner(Learner["Impressions"]):
         ).to(self.placement.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
         self.clip = config.optimizer.clip
+        self.log = log
         kind = self.placement.device.type
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
             raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
+
+    def begin(self) -> None:
+        """Start from the weights of another run, if the configuration names one."""
+        run = self.config.training.start_from
+        if run is not None:
+            start_from(run, self.config, self.cascade, self.optimizer, self.log, load_run)
 
     def terms(self, batch: Impressions, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the terms of the objective for a batch."""
@@ -343,6 +354,14 @@ def load_run(
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
     verify_run(directory, f"{CHECKPOINTS}/{path.name}")
     return config, Cascade.load(path, trust=trust).eval()
+
+
+def _as_started(log: ImpressionLog, out: Path) -> ImpressionLog:
+    """Return a log with the vocabularies with which a run was started; the tables of the run do not grow."""
+    if not (out / LOG).is_file():
+        return log
+    verify_run(out, LOG)
+    return log.limited_to(Features.from_json(read_json(out / LOG)["features"]).tables)
 
 
 def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankfall.data.sources.recflow import check_recflow, prepare_recflow
+from rankfall.data.sources.recflow import append_recflow, check_recflow, prepare_recflow
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from support.command_line import run
 
@@ -209,7 +209,7 @@ def test_impressions_are_what_the_rows_say(layout: Layout, tmp_path: Path, stage
     log.verify()
     assert list(log.days) == DAYS
     assert log.manifest["stages"] == CASCADE[stages]
-    assert sorted(path.name for path in log.path.iterdir()) == ["days", "items.arrow", "manifest.json"]
+    assert sorted(path.name for path in log.path.iterdir()) == ["days", "items.arrow", "manifest.json", "state"]
     for day in DAYS:
         requests = by_request(layout.rows[day])
         impressions = log.days[day].table().to_pylist()
@@ -561,6 +561,42 @@ def test_the_command_says_what_it_did(layout: Layout, tmp_path: Path, capsys: py
     assert run(*arguments, "--stages", "4") == 2
 
 
+@pytest.mark.parametrize(("sequences", "stages"), [("pickle", 2), ("log", 3), ("none", 2)])
+def test_days_one_by_one_give_the_bytes_of_all_days_at_once(
+    layout: Layout, tmp_path: Path, sequences: Any, stages: Literal[2, 3]
+) -> None:
+    options: Any = {"sequences": sequences, "stages": stages, "seed": 3}
+    whole = prepare_recflow(layout.folder, tmp_path / "whole", **options)
+    log = prepare_recflow(layout.folder, tmp_path / "log", days=DAYS[0], **options)
+    append_recflow(layout.folder, log.path, days=DAYS[1])
+    append_recflow(layout.folder, log.path)  # all days after the newest one
+    ours, expected = (
+        {path.relative_to(one.path): path.read_bytes() for path in one.path.rglob("*") if path.is_file()}
+        for one in (log, whole)
+    )
+    assert ours == expected
+    for days, message in ((DAYS[2], "already has the day 2024-01-15"), (None, "found no day after 2024-01-15")):
+        with pytest.raises(ValueError, match=message):
+            append_recflow(layout.folder, log.path, days=days)
+
+
+def test_appending_needs_a_log_of_recflow_and_the_views_of_earlier_days(
+    copy: Layout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = prepare_recflow(copy.folder, tmp_path / "log", days=DAYS[0], sequences="log")
+    words = ("prepare", "recflow", str(copy.folder), "--append", str(log.path))
+    assert run(*words, "--stages", "2") == 2
+    assert "has no effect with --append" in capsys.readouterr().err
+    assert run(*words, "--days", DAYS[1], "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["days"]) == DAYS[:2]
+    (copy.folder / f"all_stage/{DAYS[0]}.feather").unlink()
+    with pytest.raises(ValueError, match=r"found no 2024-01-13\.feather, a day of .*; sequences of views need"):
+        append_recflow(copy.folder, log.path)
+    other = simulate_log(Simulation(preset="tiny", days=1, requests_per_day=4), tmp_path / "other")
+    with pytest.raises(ValueError, match="was not written by 'rankfall prepare recflow'"):
+        append_recflow(copy.folder, other.path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("preset", "stages"), [("tiny", 2), ("recflow-like", 2), ("recflow-like-3", 3)])
 def test_a_simulated_log_is_the_same_by_way_of_the_layout(tmp_path: Path, preset: str, stages: Literal[2, 3]) -> None:
@@ -570,7 +606,8 @@ def test_a_simulated_log_is_the_same_by_way_of_the_layout(tmp_path: Path, preset
     prepared = prepare_recflow(tmp_path / "layout", tmp_path / "prepared", stages=stages, seed=5)
     assert len(direct.days) == 3
     files = sorted(path.relative_to(direct.path) for path in direct.path.rglob("*.arrow"))
-    assert files == sorted(path.relative_to(prepared.path) for path in prepared.path.rglob("*.arrow"))
+    found = (path.relative_to(prepared.path) for path in prepared.path.rglob("*.arrow"))
+    assert files == sorted(path for path in found if path.parts[0] != "state")
     for file in files:
         assert (direct.path / file).read_bytes() == (prepared.path / file).read_bytes(), file
     assert direct.spec == prepared.spec

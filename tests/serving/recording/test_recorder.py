@@ -17,10 +17,10 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 from rankfall import _disk
 from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.clock import Clock
+from rankfall.serving.recording.record_segments import segments
 from rankfall.serving.recording.recorder import Recorder
 from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
-from rankfall.serving.recording.record_segments import segments
 from rankfall.serving.recording.sinks.file_sink import FileSink
 from support.bundles import platform_bundle
 from support.records import ids_in

@@ -470,17 +470,17 @@ def test_damaged_days(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_tables_keep_the_size_they_began_with(tmp_path: Path) -> None:
+def test_tables_without_a_vocabulary_keep_the_size_they_began_with(tmp_path: Path) -> None:
     growing = log_of(tmp_path / "log", range(3))
     content = one_method(growing, data={"days": WEEK[:2]})
     streamed(content, tmp_path / "out")
     manifest = json.loads((growing / "manifest.json").read_text())
     for feature in manifest["features"]["features"]:
-        if feature["embedding"] == "video":
+        if feature["embedding"] == "user.id":
             feature["rows"] += 5
     edit_manifest(growing / "manifest.json", **manifest)
     content["data"]["days"] = WEEK[:3]
-    with pytest.raises(ConfigError, match=r"was started with 42 rows of video, .* now has 47"):
+    with pytest.raises(ConfigError, match=r"was started with 32 rows of user.id, .* now has 37"):
         streamed(content, tmp_path / "out", resume=True)
 
 

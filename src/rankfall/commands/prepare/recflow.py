@@ -25,6 +25,7 @@ EXAMPLES = examples(
     "rankfall prepare recflow RecFlow --out impressions",
     "rankfall prepare recflow RecFlow --check",
     "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
+    "rankfall prepare recflow RecFlow --append impressions",
 )
 
 
@@ -56,12 +57,13 @@ def recflow(
     ],
     out: OutUnlessChecked = None,
     stages: Annotated[
-        Cascade,
+        Cascade | None,
         typer.Option(
             help="Cascade of two stages (ten items each of prerank_neg, coarse_neg, rank_neg, rank_pos) or of three "
-            "(rerank_neg and rerank_pos instead of rank_pos)."
+            "(rerank_neg and rerank_pos instead of rank_pos).",
+            show_default="2",
         ),
-    ] = Cascade.TWO,
+    ] = None,
     days: Annotated[
         str | None,
         typer.Option(metavar="FIRST..LAST", help="Only these days; also DAY, FIRST.. or ..LAST.", show_default="all"),
@@ -75,6 +77,14 @@ def recflow(
         ),
     ] = None,
     seed: SampleSeed = 0,
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LOG",
+            help="Append days to this log, with its stages and sequences; by default all days after its newest day.",
+            show_default=False,
+        ),
+    ] = None,
     check: Check = False,
     skip_bad: SkipBad = None,
     engine: EngineOption = EngineName.LOCAL,
@@ -83,10 +93,21 @@ def recflow(
 ) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
 
-    Times are in Asia/Shanghai. The memory used does not grow with the number of days. --json prints the manifest of the
+    Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
+    prepared log; the result is the same as if all days had been prepared at once. --json prints the manifest of the
     log.
     """
-    from rankfall.data.sources.recflow import check_recflow, prepare_recflow
+    from rankfall.data.sources.recflow import append_recflow, check_recflow, prepare_recflow
+
+    if append is not None:
+        _check_append(
+            {"--out": out, "--stages": stages, "--sequences": sequences, "--seed": seed, "--force": force}
+            | {"--check": check}
+        )
+        with showing_problems(), opened_engine(engine) as opened, steps() as on_progress:
+            log = append_recflow(source, append, days=days, skip_bad=skip_bad, engine=opened, on_progress=on_progress)
+        report(log, as_json=as_json)
+        return
 
     count: Literal[2, 3] = 3 if stages is Cascade.THREE else 2
     origin: Any = None if sequences is None else sequences.value
@@ -112,3 +133,10 @@ def recflow(
             on_progress=on_progress,
         )
     report(log, as_json=as_json)
+
+
+def _check_append(of_new_logs: dict[str, Any]) -> None:
+    """Check that no option of new logs is given with --append."""
+    for name, value in of_new_logs.items():
+        if value:
+            raise typer.BadParameter("has no effect with --append, which keeps what the log has", param_hint=name)

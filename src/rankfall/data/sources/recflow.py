@@ -51,6 +51,7 @@ from rankfall.data.sources.recflow_spec import (
     recflow_spec,
     sequence_column,
 )
+from rankfall.data.sources.rows.append_rows import append_rows
 from rankfall.data.sources.rows.column_types import to_type
 from rankfall.data.sources.rows.columns import column_uses
 from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
@@ -78,6 +79,7 @@ ROWS, PICKLES, ID_COUNTS = "all_stage", "seq_effective_50_dict", "others/id_cnt.
 EVENT_COLUMNS = ("video_id", "author_id", "category_level_two", "category_level_one", "upload_type")
 EVENT_TIME, EVENT_WIDTH = 7, 10
 
+NO_STAGE = "rows of no stage of the cascade"
 _REQUEST, _USER, _TIME, _VIEW = "request_id", "user_id", "request_timestamp", "effective_view"
 _TOO_LARGE = 2**63  # for Int64
 _LISTS = [sequence_column(name) for name in ITEM_IDS]
@@ -123,19 +125,63 @@ def prepare_recflow(
             opened.spec,
             requests=opened.requests,
             seed=seed,
+            fit_days=1,  # nothing is fitted; days that are appended later do not change this number
             skip_bad=skip_bad,
-            appendable=False,
             about={
                 "command": "prepare recflow",
                 "sequences": opened.origin,
-                "tables": {"requests": [about_file(path) for path in opened.pickles]} if opened.pickles else {},
-                "left_out": {"rows of no stage of the cascade": _rows_without_stage(opened.files, opened.spec, engine)},
+                "tables": _tables(opened.pickles),
+                "left_out": {NO_STAGE: _rows_without_stage(opened.files, opened.spec, engine)},
             },
             engine=engine,
             on_progress=on_progress,
         )
         _keep_only(directory / "log", directory)
     return ImpressionLog.load(out)
+
+
+def append_recflow(
+    source: Path,
+    path: Path,
+    *,
+    days: str | None = None,
+    skip_bad: int | None = None,
+    engine: Engine = LOCAL,
+    on_progress: OnProgress = lambda step, done, total: None,
+) -> ImpressionLog:
+    """Append new days to a log that :func:`prepare_recflow` wrote; stages and sequences are those of the log.
+
+    Args:
+        source: The directory in RecFlow's layout. If sequences are made of the log itself, it must have the earlier
+            days too.
+        path: The log.
+        days: One day or a range ``FIRST..LAST``; by default all days after the newest day of the log.
+        skip_bad: Check the rows first and drop bad ones, at most this many; by default the first one is an error.
+        engine: Runs the work on files and portions.
+        on_progress: Receives the name of a step, the amount done, and the total if it is known.
+
+    Raises:
+        ValueError: If the log has one of the days or was prepared by another command, a file is missing or damaged, or
+            has wrong columns or values.
+    """
+    log = ImpressionLog.load(path)
+    about = log.manifest["about"]
+    if about.get("command") != "prepare recflow":
+        raise ValueError(f"append: {path} was not written by 'rankfall prepare recflow'; prepare the new days with it")
+    files = _new_files(_day_files(source), days, log)
+    with scratch_directory("rankfall-recflow") as directory:
+        earlier = {} if about["sequences"] != "log" else _earlier_files(source, log)
+        opened = _read_days(source, files, directory, log.spec, about["sequences"], earlier, engine, on_progress)
+        left_out = about["left_out"][NO_STAGE] + _rows_without_stage(files, log.spec, engine)
+        return append_rows(
+            opened.rows,
+            path,
+            requests=opened.requests,
+            skip_bad=skip_bad,
+            about={"tables": _tables(opened.pickles), "left_out": {NO_STAGE: left_out}},
+            engine=engine,
+            on_progress=on_progress,
+        )
 
 
 def check_recflow(
@@ -191,27 +237,55 @@ def _open(
     """Find the files, describe their columns, and write the sequences to a subdirectory of `directory`."""
     files = _chosen(_day_files(source), days)
     origin: Sequences = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
-    pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
+    for day in files if origin == "pickle" else ():
+        _pickle_of(source, day)
     spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
     found = [RowFile(path).columns() for path in files.values()]
     if all(TRUTH in columns for columns in found):
         spec = spec.model_copy(update={"truth": TRUTH})
     if all(name in columns for columns in found for name in position_expression().meta.root_names()):
         spec = spec.model_copy(update={"position": POSITION})
+    if origin == "none":
+        spec = spec.model_copy(update={"sequences": {}})
+    return _read_days(source, files, directory, spec, origin, {}, engine, on_progress)
+
+
+def _read_days(
+    source: Path,
+    files: dict[str, Path],
+    directory: Path,
+    spec: Spec,
+    origin: Sequences,
+    earlier: Mapping[str, Path],
+    engine: Engine,
+    on_progress: OnProgress,
+) -> _Opened:
+    """Check the columns of days, and write their sequences to a subdirectory of `directory`.
+
+    Args:
+        source: The directory in RecFlow's layout.
+        files: The files of the days.
+        directory: A temporary directory.
+        spec: The description of the log.
+        origin: The origin of sequences.
+        earlier: Files of earlier days, with which sequences from the log itself begin.
+        engine: Runs the work on files.
+        on_progress: Receives the progress of each step.
+    """
+    stages: Literal[2, 3] = 2 if spec.stage_names == list(STAGES[2]) else 3
+    pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
     for path in files.values():
         _check_columns(path, _needed(spec, stages))
         _check_marks(path)
     spooled = directory / "sequences"
-    if origin == "none":
-        spec = spec.model_copy(update={"sequences": {}})
-    elif origin == "pickle":
+    if origin == "pickle":
         make_directory(spooled)
         by_day = dict(zip(files, pickles, strict=True))
         _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
         _check_once(by_day, spooled)
-    else:
+    elif origin == "log":
         make_directory(spooled)
-        _spool_log(spooled, files, _Reading(on_progress))
+        _spool_log(spooled, files, _Reading(on_progress), earlier)
         _check_once(files, spooled)
     rows: list[RowFile] = [_DayFile(path, stages) for path in files.values()]
     return _Opened(files, rows, spec, origin, pickles, None if origin == "none" else spooled)
@@ -253,6 +327,34 @@ def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
     if not chosen:
         raise ValueError(f"days: {days!r} ends before it begins")
     return chosen
+
+
+def _new_files(files: dict[str, Path], days: str | None, log: ImpressionLog) -> dict[str, Path]:
+    """Return the chosen files, by default those after the newest day of a log."""
+    if days is not None:
+        return _chosen(files, days)
+    newest = list(log.days)[-1]
+    new = {day: path for day, path in files.items() if day > newest}
+    if not new:
+        raise ValueError(f"append: found no day after {newest}, the newest day of {log.path}; nothing was changed")
+    return new
+
+
+def _earlier_files(source: Path, log: ImpressionLog) -> dict[str, Path]:
+    """Return the files of the days of a log, whose views are in the sequences of later requests."""
+    files = _day_files(source)
+    for day in log.days:
+        if day not in files:
+            raise ValueError(
+                f"{source / ROWS}: found no {day}.feather, a day of {log.path}; sequences of views need the files of "
+                "its days"
+            )
+    return {day: files[day] for day in log.days}
+
+
+def _tables(pickles: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Describe the pickles for the provenance of a log."""
+    return {"requests": [about_file(path) for path in pickles]} if pickles else {}
 
 
 def _pickle_of(source: Path, day: str) -> Path:
@@ -469,9 +571,11 @@ def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequenc
     return frame
 
 
-def _spool_log(directory: Path, files: Mapping[str, Path], report: Report) -> None:
-    """Write the videos watched before each request, as far as the chosen days have them."""
+def _spool_log(directory: Path, files: Mapping[str, Path], report: Report, earlier: Mapping[str, Path]) -> None:
+    """Write the videos watched before each request, as far as the chosen days and earlier ones have them."""
     history = EventHistory(HISTORY_LENGTH, ITEM_IDS)
+    for path in earlier.values():
+        report(len(_views_before(path, history)))
     for day, path in files.items():
         _spool(directory / f"{day}.arrow", [_views_before(path, history)], report)
 

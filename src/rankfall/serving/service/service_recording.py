@@ -14,6 +14,7 @@ from rankfall.serving.recording.recorder import Recorder
 from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest
 from rankfall.serving.recording.sinks import open_sink
+from rankfall.serving.recording.sinks.sink_url import shown_target
 from rankfall.serving.service import limits
 from rankfall.serving.service.http_io import invalid_field, invalid_value
 
@@ -55,7 +56,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
         finally:
             sink.close()
     except OSError as error:
-        raise OSError(f"samples: {settings.samples} cannot be written ({error})") from None
+        raise OSError(f"samples: {shown_target(settings.samples)} cannot be written ({error})") from None
     except ValueError as error:
         raise ValueError(f"samples: {error}") from None
 

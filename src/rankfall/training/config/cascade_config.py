@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -279,6 +280,10 @@ class CascadeOptimizerConfig(OptimizerConfig):
     lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
 
 
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
 class CascadeTrainingConfig(Section):
     """Epochs, batch size, early stopping and checkpoints."""
 
@@ -298,6 +303,9 @@ class CascadeTrainingConfig(Section):
     device: DeviceName = "auto"
     precision: Precision = "float32"
     compile: Compile = False
+    start_from: Annotated[str, AfterValidator(_absolute)] | None = Field(
+        default=None, description="Directory of a run with the same models, whose best weights training starts from."
+    )
     window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
     checkpoint_every: Seconds = 300.0
     keep: Kept = 2

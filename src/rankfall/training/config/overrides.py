@@ -88,13 +88,16 @@ def dump_absolute(config: Section) -> str:
 
 
 def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration's mapping with absolute paths of data, of the examination curve and of code."""
+    """Return a copy of a configuration's mapping with absolute paths of data, runs, curves and code."""
     changed = set_option(absolute_references(dict(content)), "data.path", str(Path(content["data"]["path"]).absolute()))
     weight = content.get("weight")
     curve = weight.get("examination") if isinstance(weight, dict) else None
     if curve:
         changed = set_option(changed, "weight.examination", str(Path(curve).absolute()))
-    metric = (content.get("training") or {}).get("metric")
+    training = content.get("training") or {}
+    if training.get("start_from"):
+        changed = set_option(changed, "training.start_from", str(Path(training["start_from"]).absolute()))
+    metric = training.get("metric")
     if isinstance(metric, str) and is_file_reference(metric):
         stage, own = split_stage(metric) if content.get("stages") else ("", metric)
         changed = set_option(changed, "training.metric", f"{stage}/{absolute(own)}" if stage else absolute(own))

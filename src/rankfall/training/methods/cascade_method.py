@@ -11,9 +11,7 @@ import pyarrow as pa
 from rankfall._suggestions import did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.models import Scorer
-from rankfall.models.build import describe_model
-from rankfall.models.embedding import UnknownIdError, address
+from rankfall.models.embedding import UnknownIdError
 from rankfall.registry.stored_sources import changed, short_name
 from rankfall.training import cascade_loaders, measure_cascade, train_cascade
 from rankfall.training.build_cascade import check_objective, make_objective, try_depths, with_depths
@@ -23,11 +21,13 @@ from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of
 from rankfall.training.evaluation import Evaluation
+from rankfall.training.grow_tables import rows_of
 from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.run_directory import LOG, read_json
 from rankfall.training.run_manifest import verify_run
+from rankfall.training.start_weights import used_features
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -188,7 +188,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
         days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
-        return OpenedSplit(split, config, model, log, cascade_loaders.make_loader(log, config, "test"), notes)
+        loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
+        return OpenedSplit(split, config, model, log, loader, notes)
 
 
 def _chosen(log: ImpressionLog, split: str) -> list[str]:
@@ -250,19 +251,4 @@ def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]
         trained = read_json(directory / LOG)
     except FileNotFoundError:
         return [f"{directory} has no {LOG}, so it is unknown whether the ids of {log.path} are those it was trained on"]
-    return check_compatible(trained, log, used=_features_of(model))
-
-
-def _features_of(model: Cascade) -> set[str]:
-    """Return the features that any stage uses, including those of events."""
-    used: set[str] = set()
-    for stage in model.models.values():
-        if isinstance(stage, Scorer):
-            seen = stage.embedding
-            used |= {address(feature) for feature in (*seen.request_features, *seen.item_features)}
-            used |= {f"sequence.{sequence.name}" for sequence in seen.sequences}
-            used |= {f"item.{name}" for sequence in seen.sequences for name in sequence.features}
-        elif (described := describe_model(stage)) is not None:  # it may use all of them
-            used |= {address(feature) for feature in described.features.features}
-            used |= {f"sequence.{sequence.name}" for sequence in described.features.sequences}
-    return used
+    return check_compatible(trained, log, used=used_features(model))

@@ -1,14 +1,15 @@
 """Append days of raw rows to a prepared log.
 
 The new days are encoded with the vocabularies, scalings and bucket edges of the log, and continue its item table and
-the histories of its users. The result has the same bytes as a log that was prepared from all rows at once and fitted to
-the same days.
+the histories of its users. Vocabularies may grow by the new values of each day. The result has the same bytes as a log
+that was prepared from all rows at once and fitted to the same days.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -21,6 +22,7 @@ from rankfall.data.sources.problems import pointing_to_check
 from rankfall.data.sources.rows.log_state import (
     STATE,
     StoredState,
+    growth_entry,
     publish_state,
     remove_other_states,
     store_state,
@@ -35,7 +37,7 @@ from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, open_input
 from rankfall.data.sources.rows.write_days import write_days
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine
@@ -57,7 +59,9 @@ def append_rows(
     users: Path | str | None = None,
     requests: Path | str | None = None,
     reopen: bool = False,
+    grow: bool = False,
     skip_bad: int | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -72,7 +76,10 @@ def append_rows(
         users: A table with more columns of users, if the log was prepared with one.
         requests: A table with more columns of the new requests, if the log was prepared with one.
         reopen: The rows may also be late rows of the newest day, which is written again with them.
+        grow: Give new values of vocabularies ids behind the known ones, day by day. By default they count as never
+            seen.
         skip_bad: Check the rows first and drop bad ones, at most this many.
+        about: Entries of the provenance in the manifest that are replaced; tables are added to the present ones.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -95,7 +102,7 @@ def append_rows(
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(appender, state, raw, order, inputs, engine=engine, on_progress=on_progress)
+            _append(appender, state, raw, order, inputs, about, grow=grow, engine=engine, on_progress=on_progress)
     return ImpressionLog.load(path)
 
 
@@ -105,7 +112,9 @@ def _append(
     raw: RawLog,
     order: RequestOrder,
     inputs: RowInputs,
+    replaced: Mapping[str, Any],
     *,
+    grow: bool,
     engine: Engine,
     on_progress: OnProgress,
 ) -> None:
@@ -125,6 +134,7 @@ def _append(
             seed=about["seed"],
             on_rows=Step("writing", order.rows, on_progress),
             engine=engine,
+            growing=order.days if grow else (),
             before_last=lambda before: before.save(directory / "before"),
         )
     entry = store_state(state, log, order, directory)
@@ -136,8 +146,9 @@ def _append(
     publish_state(directory, appender.log, entry)
     appender.finish(
         state.items.table,
-        appended_provenance(about, {**made, **inputs.about}, [*kept, *order.days], raw.spec),
-        {STATE: entry},
+        appended_provenance(about, {**made, **replaced, **inputs.about}, [*kept, *order.days], raw.spec),
+        state.encoding,
+        {STATE: entry, **growth_entry(state)},
     )
     remove_other_states(appender.log, entry)
 

@@ -55,16 +55,18 @@ def parse_sink(target: str) -> Path | BrokerUrl:
         parts = urlsplit(target)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise ValueError(f"{_shown(target)} is not a URL ({error})") from None
+        raise ValueError(f"{shown_target(target)} is not a URL ({error})") from None
     if parts.scheme not in _QUERIES:
-        raise ValueError(f"found {_shown(target)}, expected {FORMS}")
+        raise ValueError(f"found {shown_target(target)}, expected {FORMS}")
     unknown = sorted(query.keys() - set(_QUERIES[parts.scheme]))
     if unknown or parts.fragment:
         allowed = " or ".join(_QUERIES[parts.scheme]) or "nothing"
-        raise ValueError(f"{_shown(target)}: found {', '.join(unknown) or '#'} after the path, expected {allowed}")
+        raise ValueError(
+            f"{shown_target(target)}: found {', '.join(unknown) or '#'} after the path, expected {allowed}"
+        )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-            raise ValueError(f"found {_shown(target)}, expected file:///DIR with an absolute path")
+            raise ValueError(f"found {shown_target(target)}, expected file:///DIR with an absolute path")
         return Path(unquote(parts.path))
     return _broker(target, parts, query)
 
@@ -73,12 +75,12 @@ def _broker(target: str, parts: SplitResult, query: Mapping[str, str]) -> Broker
     word, pattern, rule = _NAMES[parts.scheme]
     name = parts.path.removeprefix("/")
     if not pattern.fullmatch(name):
-        raise ValueError(f"{_shown(target)}: found {name!r} as {word}, expected {rule}")
+        raise ValueError(f"{shown_target(target)}: found {name!r} as {word}, expected {rule}")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, _, password = userinfo.partition(":")
     if user and parts.scheme == "kafka":
         raise ValueError(
-            f"{_shown(target)}: Kafka takes no user in its URL; write ?properties=FILE with "
+            f"{shown_target(target)}: Kafka takes no user in its URL; write ?properties=FILE with "
             "sasl.username and sasl.password"
         )
     servers = tuple(_server(target, host, _PORTS[parts.scheme]) for host in hosts.split(","))
@@ -91,10 +93,10 @@ def _server(target: str, text: str, default: int) -> str:
     found = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?", text)
     port = int(found["port"] or default) if found else 0
     if found is None or not 0 < port < 65536:
-        raise ValueError(f"{_shown(target)}: found {text!r} as server, expected HOST:PORT")
+        raise ValueError(f"{shown_target(target)}: found {text!r} as server, expected HOST:PORT")
     return f"{found['host']}:{port}"
 
 
-def _shown(target: str) -> str:
+def shown_target(target: str) -> str:
     """Return a URL without user and password."""
     return re.sub(r"://[^/?#]*@", "://", target)
