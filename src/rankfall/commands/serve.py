@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,17 @@ EXAMPLES = examples(
     "rankfall serve bundle",
     "rankfall serve bundles --watch --token-file token --workers 4",
     "rankfall serve bundle --other candidate --port 9000",
+    "rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10",
 )
 TOKEN = "RANKFALL_TOKEN"
+MAX_COUNT = 10_000  # of --sample-items
+
+
+class Clock(StrEnum):
+    """The clock of the records."""
+
+    wall = "wall"
+    requests = "requests"
 
 
 def serve(
@@ -71,6 +81,25 @@ def serve(
     max_body: Annotated[
         int, typer.Option(min=100, max=1_000_000_000, help="Maximum size of a request body in bytes.")
     ] = 1_000_000,
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Record samples of requests and the events of POST /events here, a directory or the URL of a broker.",
+            show_default=False,
+        ),
+    ] = None,
+    sample_share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests that are sampled.")] = 1.0,
+    sample_items: Annotated[
+        str,
+        typer.Option(
+            metavar="N[,N...]",
+            help="Number of items drawn from what each stage dropped, one for all stages or for each.",
+        ),
+    ] = "10",
+    clock: Annotated[
+        Clock, typer.Option(help="Clock of the records; requests: the largest time of a request so far, for replays.")
+    ] = Clock.wall,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page, /score and /examples.")] = False,
 ) -> None:
     """Serve a bundle over HTTP.
@@ -100,6 +129,10 @@ def serve(
         max_body=max_body,
         page=not no_page,
         local=_is_loopback(host),
+        samples=samples,
+        sample_share=sample_share,
+        sample_items=_counts(sample_items),
+        clock=clock.value,
     )
     if not _is_loopback(host):
         _warn_of_exposure(host, token, not no_page)
@@ -110,6 +143,15 @@ def serve(
         workers=workers,
         on_start=lambda address, served: typer.echo(f"{address} serves {served}"),
     )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of items to draw per stage."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) <= MAX_COUNT for part in parts):
+        expected = f"whole numbers from 0 to {MAX_COUNT:,}, such as 10,5"
+        raise ValueError(f"sample-items: found {text[:60]!r}, expected {expected}")
+    return tuple(map(int, parts))
 
 
 def _token(file: Path | None) -> str | None:

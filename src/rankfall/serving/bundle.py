@@ -22,8 +22,9 @@ from rankfall.serving.bundle_files import (
     read_table,
 )
 from rankfall.serving.bundle_items import Items
+from rankfall.serving.drawing import BatchSampler
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, distinct, padded, parts_of
-from rankfall.serving.onnx_stages import NotFiniteError, at_places, by_row, load_stage
+from rankfall.serving.onnx_stages import NotFiniteError, at_places, best_order, by_row, load_stage
 from rankfall.serving.rankings import Answers, Ranking, StageTrace, is_same
 from rankfall.serving.request_encoder import RequestEncoder, RequestError
 from rankfall.serving.request_schema import request_schema
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall.encoding.lookup import Lookup
+    from rankfall.serving.drawing import Draw, Sample
     from rankfall.serving.memory_files import MemoryFile
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
     from rankfall.serving.rankings import Id
@@ -242,14 +244,27 @@ class Bundle:
         forbidden = [None] * count if exclude is None else _one_each("exclude", exclude, count)
         return self._encode(requests, each, allowed, forbidden, _numbered_request)
 
-    def run(self, batch: EncodedRequests, *, explain: bool = False) -> Answers:
+    def read_times(self, times: Sequence[Any]) -> list[int]:
+        """Return times, given as those of requests, in milliseconds since 1970.
+
+        Raises:
+            BadValueError: A value is not a time; the error has its position.
+        """
+        return self._requests.times.milliseconds(times)
+
+    def run(self, batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None) -> Answers:
         """Rank items for encoded requests.
+
+        Args:
+            batch: The requests.
+            explain: Whether to return what each stage did.
+            draw: Which requests to sample; their rankings have a sample.
 
         Raises:
             RequestError: The numbers of a request are too large for the models.
         """
         try:
-            return self._run_parts(batch, explain)
+            return self._run_parts(batch, explain, draw)
         except NotFiniteError as error:
             raise _too_large(error.place, _request_name(batch)) from None
 
@@ -261,17 +276,17 @@ class Bundle:
         """
         return self._run_scores(batch, _request_name(batch))
 
-    def _run_parts(self, encoded: EncodedRequests, explain: bool) -> Answers:
+    def _run_parts(self, encoded: EncodedRequests, explain: bool, draw: Draw | None) -> Answers:
         if not len(encoded):
             return Answers([], dict.fromkeys(self.names, 0.0))
         parts = parts_of(encoded.candidates)
         if len(parts) == 1:
-            return self._run(encoded, explain)
+            return self._run(encoded, explain, draw)
         rankings: list[Any] = [None] * len(encoded)
         milliseconds = dict.fromkeys(self.names, 0.0)
         for places in parts:
             with at_places(places):
-                answers = self._run(encoded.take(places), explain)
+                answers = self._run(encoded.take(places), explain, draw and draw.take(places))
             for place, ranking in zip(places, answers.rankings, strict=True):
                 rankings[place] = ranking
             milliseconds = {name: milliseconds[name] + answers.milliseconds[name] for name in milliseconds}
@@ -329,31 +344,49 @@ class Bundle:
 
     # --- the funnel ---------------------------------------------------------------------------------------------
 
-    def _run(self, encoded: EncodedRequests, explain: bool) -> Answers:
+    def _run(self, encoded: EncodedRequests, explain: bool, draw: Draw | None) -> Answers:
         traces: list[list[StageTrace]] = [[] for _ in range(len(encoded))]
         milliseconds: dict[str, float] = {}
+        sampler = BatchSampler(encoded, draw, len(self.items)) if draw is not None and draw.sampled.any() else None
         rows = None if encoded.candidates[0] is None else padded(encoded.candidates)
         scores: Scores | None = None
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             begin = perf_counter()
+            is_last = stage is self.stages[-1]
+            order = None
             if rows is None:  # a search keeps all that it finds; its scores are rarely needed
-                rows, scores = kept = stage.search(encoded, scored=explain or stage is self.stages[-1])
+                rows, scores = kept = stage.search(encoded, scored=explain or is_last)
             else:
                 scores = stage.score(encoded, rows)
-                kept = _best_first(rows, scores, stage.quota)
+                order = best_order(scores)
+                kept = by_row(rows, order[:, : stage.quota]), by_row(scores, order[:, : stage.quota])
             milliseconds[stage.name] = 1000 * (perf_counter() - begin)
             if explain and scores is not None:
                 self._trace(stage, rows, scores, milliseconds[stage.name], traces)
+            if sampler is not None:
+                counts = encoded.k if is_last else np.full(len(encoded), stage.quota)  # what `k` cuts off is dropped
+                if order is None or scores is None:
+                    sampler.add_search(number, stage, rows, scores, counts)
+                else:
+                    sampler.add_list(number, rows, scores, order, counts)
             rows, scores = kept
         assert rows is not None  # a bundle has at least one stage,
         assert scores is not None  # and the last one returns scores
-        rankings = self._rankings(encoded, *_best_first(rows, scores), traces if explain else None)
+        rows, scores = _best_first(rows, scores)
+        counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k)
+        samples = None if sampler is None else sampler.samples(rows, scores, counts)
+        rankings = self._rankings(encoded, rows, scores, counts.tolist(), traces if explain else None, samples)
         return Answers(rankings, milliseconds)
 
     def _rankings(
-        self, encoded: EncodedRequests, rows: Rows, scores: Scores, traces: Sequence[list[StageTrace]] | None
+        self,
+        encoded: EncodedRequests,
+        rows: Rows,
+        scores: Scores,
+        counts: Sequence[int],
+        traces: Sequence[list[StageTrace]] | None,
+        samples: Sequence[Sample | None] | None,
     ) -> list[Ranking]:
-        counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k).tolist()
         ids, lists = self._ids(rows, counts), scores.tolist()
         return [
             Ranking(
@@ -362,6 +395,7 @@ class Bundle:
                 encoded.unknown[place],
                 traces[place] if traces else None,
                 encoded.notes[place],
+                samples[place] if samples else None,
             )
             for place, count in enumerate(counts)
         ]
@@ -409,9 +443,9 @@ class Bundle:
         return int(k)
 
 
-def _best_first(rows: Rows, scores: Scores, count: int | None = None) -> tuple[Rows, Scores]:
-    """Return the items of each request and their scores, best first; ties keep their order, and -1 comes last."""
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+def _best_first(rows: Rows, scores: Scores) -> tuple[Rows, Scores]:
+    """Return the items of each request and their scores, best first."""
+    order = best_order(scores)
     return by_row(rows, order), by_row(scores, order)
 
 

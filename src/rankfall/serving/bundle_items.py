@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from rankfall.encoding import BadValueError
 from rankfall.encoding.lookup import NOWHERE
@@ -77,6 +78,10 @@ class Items:
         else:
             found = self.lookup.values.take(rows).to_pylist()
         return found
+
+    def id_array(self, rows: Rows) -> pa.Array:
+        """Return the ids of the items in rows (n,) as an Arrow array."""
+        return self.lookup.values.take(pa.array(rows, pa.int64()))
 
     def rows(self, ids: Sequence[Any]) -> Rows:
         """Return the rows of items, -1 for those that the bundle does not have."""

@@ -74,6 +74,11 @@ def by_row(array: NDArray[Any], places: Rows) -> NDArray[Any]:
     return array[np.arange(len(array))[:, None], places]
 
 
+def best_order(scores: Scores) -> Rows:
+    """Return the order of scores, best first; ties keep their order, and -inf comes last."""
+    return np.argsort(-scores, axis=1, kind="stable")
+
+
 def ascending(rows: Rows) -> Rows:
     """Sort each row, with -1 last."""
     return np.sort(rows.view(np.uint64), axis=1).view(np.int64)

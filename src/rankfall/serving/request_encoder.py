@@ -63,6 +63,7 @@ class RequestEncoder:
         }
         self._ignored = ignored_names(rules["ignored"], "sequence")
         self._times = Times(rules["time"]["unit"], rules["time"]["zone"]) if rules["time"] else None
+        self.times = self._times or Times(None, "UTC")
 
     def encode(self, requests: Sequence[Request], *, name: Callable[[int], str]) -> dict[str, NDArray[Any]]:
         """Return the input arrays of requests.

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = _EPOCH.toordinal()
+_MILLISECOND = timedelta(milliseconds=1)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -227,6 +228,10 @@ class Times:
     def local_milliseconds(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """Return local times in milliseconds since 1970."""
         return np.array([_local_milliseconds(moment) for moment in self.read(values)], np.int64)
+
+    def milliseconds(self, values: Sequence[Any]) -> list[int]:
+        """Return times in milliseconds since 1970."""
+        return [(moment - _EPOCH) // _MILLISECOND for moment in self.read(values)]
 
     def read(self, values: Sequence[Any]) -> list[datetime]:
         """Return times in the zone."""

@@ -6,7 +6,7 @@ so that an event of a request that was never served can be told from an event of
 =================  ======================  ===========================================================================
 ``request``        string                  the id of the request
 ``time``           timestamp[ms, UTC]      the time that the request gave, or that of its arrival
-``received``       timestamp[ms, UTC]      the clock of the service when it answered
+``received``       timestamp[ms, UTC]      the clock of the service when it wrote the record
 ``sampled``        bool                    whether the other columns have values
 ``model``          string                  the model that answered, as in responses
 ``bundle``         string                  the directory of its bundle
@@ -27,15 +27,19 @@ An event is something that a user did with an item of an answer:
 ``kind``           string                  view, click, purchase or any other name
 ``value``          float64                 1 if the client gave none
 ``time``           timestamp[ms, UTC]      the time that the client gave, or that of its arrival
-``received``       timestamp[ms, UTC]      the clock of the service
+``received``       timestamp[ms, UTC]      the clock of the service when it wrote the record
 =================  ======================  ===========================================================================
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 
-SAMPLES, EVENTS = "samples", "events"  # kinds of records, and directories of their segments
+# kinds of records, and directories of their segments
+SAMPLES: Final = "samples"
+EVENTS: Final = "events"
 
 _TIME = pa.timestamp("ms", "UTC")
 

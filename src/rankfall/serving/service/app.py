@@ -17,11 +17,13 @@ from rankfall.serving.service.admin_routes import AdminRoutes
 from rankfall.serving.service.batching import Batcher
 from rankfall.serving.service.bundle_reloader import BundleReloader
 from rankfall.serving.service.bundle_slots import BundleSlots
+from rankfall.serving.service.event_routes import EventRoutes
 from rankfall.serving.service.http_io import CLOSE, ApiError, BodyReader, error_response
 from rankfall.serving.service.info_routes import InfoRoutes, docs_files, page_files
 from rankfall.serving.service.middleware import COMMON_HEADERS, HostCheck, ResponseRecorder
 from rankfall.serving.service.rank_routes import RankRoutes
 from rankfall.serving.service.service_metrics import ServiceMetrics
+from rankfall.serving.service.service_recording import ServiceRecording
 from rankfall.serving.service.shared_state import SharedState
 from rankfall.serving.service.shutdown import ShutdownSignal
 
@@ -59,7 +61,13 @@ class Service:
         for slot, served in (loaded or {}).items():
             self.slots.put(slot, served)
         self.shutdown = ShutdownSignal(settings.drain, is_worker=settings.shared is not None)
-        self.metrics = ServiceMetrics(self.slots, lambda: self.batcher.waiting, settings.shared)
+        self.metrics = ServiceMetrics(
+            self.slots,
+            lambda: self.batcher.waiting,
+            lambda: 0 if self.recording is None else self.recording.waiting,
+            settings.shared,
+        )
+        self.recording = None if settings.samples is None else ServiceRecording(settings, self.metrics)
         self.batcher = Batcher(
             threads=settings.threads, batch=settings.batch, queue=settings.queue, on_batch=self.metrics.record_batch
         )
@@ -90,11 +98,13 @@ class Service:
         return app
 
     def _routes(self) -> list[Route]:
-        rank = RankRoutes(self.settings, self.slots, self.batcher, self.bodies)
+        rank = RankRoutes(self.settings, self.slots, self.batcher, self.bodies, self.recording)
+        events = EventRoutes(self.settings, self.slots, self.bodies, self.recording)
         info = InfoRoutes(self.settings, self.slots, self.metrics, self.shutdown, lambda: self.batcher.is_working)
         admin = AdminRoutes(self.settings.token, self.reloader, self.bodies)
         routes = [
             Route("/rank", rank.rank, methods=["POST"]),  # the first one, because routes are tried in order
+            Route("/events", events.events, methods=["POST"]),
             Route("/health", info.health),
             Route("/ready", info.ready),
             Route("/metrics", info.metrics),
@@ -119,11 +129,15 @@ class Service:
         sys.setswitchinterval(_SWITCH_INTERVAL)
         self.shutdown.install()
         self.batcher.start()
+        if self.recording is not None:
+            self.recording.start()
         await self.reloader.start()
         yield
         self.shutdown.finish()
         await self.reloader.stop()
         self.batcher.stop()
+        if self.recording is not None:
+            self.recording.stop()
         self.bodies.stop()
         sys.setswitchinterval(switch_interval)
 

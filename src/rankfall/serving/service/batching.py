@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from rankfall.serving.drawing import Draw
 from rankfall.serving.encoded_requests import EncodedRequests
 from rankfall.serving.request_encoder import RequestError
 from rankfall.serving.service import limits
@@ -49,6 +50,7 @@ class PendingCall:
         future: Receives the result.
         batch: The encoded requests.
         explain: Whether the result includes the traces of the stages.
+        draw: Which of the requests are sampled.
         work: A function to compute instead of a ranking; it is not batched.
         arrived: Time of the monotonic clock at which the call was queued.
     """
@@ -59,6 +61,7 @@ class PendingCall:
     future: asyncio.Future[CallResult]
     batch: EncodedRequests | None = None
     explain: bool = False
+    draw: Draw | None = None
     work: Callable[[], Any] | None = None
     arrived: float = field(default_factory=monotonic)
 
@@ -69,6 +72,7 @@ class PendingCall:
             and other.batch is not None
             and self.served is other.served
             and self.explain == other.explain
+            and (self.draw is None) == (other.draw is None)
         )
 
 
@@ -282,8 +286,10 @@ class Batcher:
     ) -> dict[PendingCall, CallResult | Exception]:
         first = calls[0]
         joined = EncodedRequests.join([call.batch for call in calls if call.batch is not None])
+        draws = [call.draw for call in calls if call.draw is not None]
+        draw = Draw.join(draws) if draws else None
         try:
-            answers = first.served.bundle.run(joined, explain=first.explain)
+            answers = first.served.bundle.run(joined, explain=first.explain, draw=draw)
         except RequestError as error:
             raise _InvalidCallError(error, calls) from None
         self._on_batch(len(joined), answers.milliseconds)
@@ -302,7 +308,7 @@ class Batcher:
             if call.work is not None:
                 return CallResult(call.work(), {})
             assert call.batch is not None
-            answers = call.served.bundle.run(call.batch, explain=call.explain)
+            answers = call.served.bundle.run(call.batch, explain=call.explain, draw=call.draw)
             self._on_batch(call.count, answers.milliseconds)
             return _call_result(call, answers.rankings, answers.milliseconds, start)
         except RequestError as error:

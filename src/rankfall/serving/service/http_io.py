@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 JSON = "application/json"
 RETRY_AFTER = {"retry-after": "1"}
 CLOSE = {"connection": "close"}
+ID_PATTERN = rf"^[^\x00-\x1f\x7f-\x9f]{{1,{limits.ID_LENGTH}}}$"  # as in JSON schemas
+_ID = re.compile(ID_PATTERN.strip("^$"))
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
@@ -209,3 +212,11 @@ def check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str = "
             field = field_of(where, key).removeprefix("body.")
             hint = did_you_mean(key, allowed)
             raise ApiError(422, f"{field}: found {shown(key)}{hint}; allowed are {', '.join(allowed)}", field)
+
+
+def checked_id(given: Any, field: str) -> str:
+    """Return an id that a client gave to a request or an event; refuse anything but short text."""
+    if not isinstance(given, str) or not _ID.fullmatch(given):
+        expected = f"text of 1 to {limits.ID_LENGTH} characters, none of which is a control character"
+        raise invalid_value(field, given, expected)
+    return given

@@ -14,6 +14,7 @@ QUEUE_REQUESTS = 256  # --queue: further requests get 503 at once; a longer queu
 BATCH_REQUESTS = 32  # --batch: larger batches barely raise the throughput but delay every request of the batch
 DEADLINE_MS = 1000  # --deadline: a request without a deadline of its own gets 504 after this time
 KEEP_ALIVE_SECONDS = 75  # --keep-alive: longer than the 60 s of common load balancers, so that they close first
+SAMPLE_ITEMS = 10  # --sample-items: drawn from what each stage dropped
 BODY_BYTES = 1_000_000  # --max-body: larger bodies get 413 before they are read
 
 # --- connections and headers (enforced by http_protocol, because uvicorn has no such limits) ------------------------
@@ -41,6 +42,18 @@ BYTES_PER_NAME = 10  # a body may have one name, and one array or object, per 10
 NAMED_KEY_BYTES = 10_000  # errors name the key that smaller bodies have twice: the search takes a millisecond
 
 SHOWN_ITEMS = 10_000  # ids of one call of /items, which is answered in the event loop: they take a few milliseconds
+
+# --- samples and events (enforced by recording.recorder and recording.event_writer) ---------------------------------
+
+ID_LENGTH = 128  # characters of ids of requests and events
+KIND_LENGTH = 64  # characters of a kind of event
+ITEM_LENGTH = 1024  # characters of the id of an item in an event
+EVENTS = 1_000  # of one call: they are validated in the event loop, which takes a few milliseconds
+EVENT_QUEUE = 50_000  # events that wait for the disk; further calls get 503
+EVENT_SECONDS = 10.0  # until events are on disk: then a call gets 503, and its client sends them again
+SAMPLE_QUEUE = 20_000  # answered requests that wait to be recorded; further ones are dropped
+SAMPLE_QUEUE_BYTES = 128_000_000  # of their bodies
+RECORD_SECONDS = 3.0  # at shutdown, for writing the last samples and again for the last events
 
 # --- time and threads -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from rankfall.serving.service.http_io import (
     ApiError,
     JsonResponse,
     check_keys,
+    checked_id,
     invalid_field,
     invalid_value,
 )
@@ -36,9 +38,10 @@ if TYPE_CHECKING:
     from rankfall.serving.service.batching import Batcher, CallResult
     from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
     from rankfall.serving.service.http_io import BodyReader
+    from rankfall.serving.service.service_recording import RecordedCall, ServiceRecording
     from rankfall.serving.service.settings import Settings
 
-REQUEST_OPTIONS = ("k", "candidates", "exclude")  # of each request, besides its features
+REQUEST_OPTIONS = ("k", "candidates", "exclude", "request")  # of each request, besides its features
 CALL_OPTIONS = ("explain", "bundle", "deadline")  # of the whole call
 _DEADLINE = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that is not parsed yet
 
@@ -51,6 +54,9 @@ class Call:
     explain: bool
     deadline: float  # milliseconds
     content: dict[str, Any]
+    ids: list[str]  # of the requests
+    batch: EncodedRequests
+    recorded: RecordedCall | None  # if the service records what it answers
 
     @property
     def has_one_request(self) -> bool:
@@ -66,23 +72,40 @@ class RankRoutes:
         slots: The bundles that are served.
         batcher: Computes the requests.
         bodies: Reads the request bodies.
+        recording: Records what is answered, if the service has a sink.
     """
 
-    def __init__(self, settings: Settings, slots: BundleSlots, batcher: Batcher, bodies: BodyReader) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        slots: BundleSlots,
+        batcher: Batcher,
+        bodies: BodyReader,
+        recording: ServiceRecording | None,
+    ) -> None:
         self._settings = settings
         self._slots = slots
         self._batcher = batcher
         self._bodies = bodies
+        self._recording = recording
 
     async def rank(self, request: Request) -> Response:
         """Return the best items for one request or several."""
         arrived = monotonic()
-        call, batch = await self._read(request, arrived)
+        call = await self._read(request, arrived, self._recording)
         pending = PendingCall(
-            call.served, len(batch), arrived + call.deadline / 1000, _future(), batch=batch, explain=call.explain
+            call.served,
+            len(call.batch),
+            arrived + call.deadline / 1000,
+            _future(),
+            batch=call.batch,
+            explain=call.explain,
+            draw=None if call.recorded is None else call.recorded.draw,
         )
         result = await self._result(pending, request, call.has_one_request)
-        rankings = [_ranking_content(ranking) for ranking in result.content]
+        if self._recording is not None and call.recorded is not None:
+            self._recording.record(call.recorded, call.served, result.content)
+        rankings = [_ranking_content(*answer) for answer in zip(call.ids, result.content, strict=True)]
         content = rankings[0] if call.has_one_request else {"rankings": rankings}
         milliseconds = {stage: round(value, 3) for stage, value in result.milliseconds.items()}
         return JsonResponse({"model": call.served.model, **content, "milliseconds": milliseconds})
@@ -90,7 +113,7 @@ class RankRoutes:
     async def score(self, request: Request) -> Response:
         """Return the scores of candidates by every stage."""
         arrived = monotonic()
-        call, batch = await self._read(request, arrived)
+        call = await self._read(request, arrived)
         if not call.has_one_request:
             count = len(call.content["requests"])
             raise ApiError(422, f"requests: found {count:,} requests, expected one request", "requests")
@@ -101,7 +124,7 @@ class RankRoutes:
             1,
             arrived + call.deadline / 1000,
             _future(),
-            work=lambda: call.served.bundle.run_scores(batch)[0],
+            work=lambda: call.served.bundle.run_scores(call.batch)[0],
         )
         result = await self._result(pending, request, has_one_request=True)
         return JsonResponse({"model": call.served.model, "scores": result.content})
@@ -126,14 +149,14 @@ class RankRoutes:
         known = (rows != NO_ITEM).tolist()
         return JsonResponse({"model": served.model, "known": known, "display": served.bundle.items.display(rows)})
 
-    async def _read(self, request: Request, arrived: float) -> tuple[Call, EncodedRequests]:
-        """Return the validated call and its encoded requests; refuse it without reading if the queue is full."""
+    async def _read(self, request: Request, arrived: float, recording: ServiceRecording | None = None) -> Call:
+        """Return the validated call with its encoded requests; refuse it without reading if the queue is full."""
         self._batcher.check_queue(self._settings.deadline / 1000)
         body = await self._bodies.read(request)
         query = dict(request.query_params)
         return await self._bodies.process(
             len(body),
-            lambda: self._parse(body, query),
+            lambda: self._parse(body, query, recording),
             seconds=lambda: arrived + self._probable_deadline(body) / 1000 - monotonic(),
         )
 
@@ -156,25 +179,25 @@ class RankRoutes:
     def _content(self, body: bytes) -> dict[str, Any]:
         return parse_json(body, max_names=limits.max_names(self._settings.max_body))
 
-    def _parse(self, body: bytes, query: dict[str, str]) -> tuple[Call, EncodedRequests]:
+    def _parse(self, body: bytes, query: dict[str, str], recording: ServiceRecording | None) -> Call:
         content = self._content(body)
-        if "requests" in content:
-            check_keys(content, ("requests", *CALL_OPTIONS))
-        else:
+        has_one_request = "requests" not in content
+        if has_one_request:
             check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL_OPTIONS))
-        call = self._call(content, query)
+        else:
+            check_keys(content, ("requests", *CALL_OPTIONS))
+        explain, served, deadline = self._call_options(content, query)
         requests = self._requests(content)
         try:
-            batch = call.served.bundle.encode(
-                [_features(request) for request in requests],
-                k=[_as_integer(request.get("k")) for request in requests],
-                candidates=[request.get("candidates") for request in requests],
-                exclude=[request.get("exclude") for request in requests],
-            )
-        except ValueError as error:
-            invalid = invalid_field(str(error))
-            raise (_error_of_single(invalid) if call.has_one_request else invalid) from None
-        return call, batch
+            ids = [_request_id(request.get("request"), place) for place, request in enumerate(requests)]
+            features = [_features(request) for request in requests]
+            if recording is not None:
+                recording.set_missing_times(features)
+            batch = _encode(served, requests, features)
+            recorded = None if recording is None else recording.prepare(served.bundle, ids, features, len(body))
+        except ApiError as error:
+            raise (_error_of_single(error) if has_one_request else error) from None
+        return Call(served, explain, deadline, content, ids, batch, recorded)
 
     def _requests(self, content: dict[str, Any]) -> list[dict[str, Any]]:
         if "requests" not in content:
@@ -191,13 +214,12 @@ class RankRoutes:
             check_keys(request, (*FEATURE_GROUPS, *REQUEST_OPTIONS), f"requests[{place}]")
         return requests
 
-    def _call(self, content: dict[str, Any], query: dict[str, str]) -> Call:
+    def _call_options(self, content: dict[str, Any], query: dict[str, str]) -> tuple[bool, ServedBundle, float]:
         given = [_query_explain(query), content.get("explain")]
         for value in given:
             if value is not None and not isinstance(value, bool):
                 raise invalid_value("explain", value, "true or false")
-        explain = any(given)
-        return Call(self._served(content.get("bundle")), explain, self._deadline(content.get("deadline")), content)
+        return any(given), self._served(content.get("bundle")), self._deadline(content.get("deadline"))
 
     def _deadline(self, value: Any) -> float:
         if value is None:
@@ -217,6 +239,23 @@ class RankRoutes:
         if served is None:
             raise invalid_value("bundle", slot, f"{MAIN}, because no other bundle is loaded")
         return served
+
+
+def _encode(served: ServedBundle, requests: list[dict[str, Any]], features: list[dict[str, Any]]) -> EncodedRequests:
+    try:
+        return served.bundle.encode(
+            features,
+            k=[_as_integer(request.get("k")) for request in requests],
+            candidates=[request.get("candidates") for request in requests],
+            exclude=[request.get("exclude") for request in requests],
+        )
+    except ValueError as error:
+        raise invalid_field(str(error)) from None
+
+
+def _request_id(given: Any, place: int) -> str:
+    """Return the id that a client gave its request, or a new one."""
+    return secrets.token_hex(16) if given is None else checked_id(given, f"requests[{place}].request")
 
 
 def _features(request: dict[str, Any]) -> dict[str, Any]:
@@ -258,8 +297,13 @@ def _future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-def _ranking_content(ranking: Ranking) -> dict[str, Any]:
-    content: dict[str, Any] = {"ids": ranking.ids, "scores": ranking.scores, "unknown": ranking.unknown}
+def _ranking_content(request: str, ranking: Ranking) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "request": request,
+        "ids": ranking.ids,
+        "scores": ranking.scores,
+        "unknown": ranking.unknown,
+    }
     if ranking.notes:
         content["notes"] = ranking.notes
     if ranking.stages is not None:

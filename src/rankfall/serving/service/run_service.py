@@ -25,6 +25,7 @@ from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol
 from rankfall.serving.service.log_lines import logging_settings
+from rankfall.serving.service.service_recording import check_recording
 from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
 from rankfall.serving.service.shutdown import SIGNALS, exit_by_signal
 
@@ -57,6 +58,7 @@ def serve(settings: Settings, *, host: str, port: int, workers: int, on_start: C
         settings = replace(settings, shared=directory)
         shared = SharedState(directory)
         loaded = load_initial_bundles(settings, shared)
+        check_recording(settings, loaded)
         listening = listen(host, port)
         nothing = f"nothing yet, because {settings.bundle} has no valid bundle; it will serve the first one"
         started = partial(on_start, _address(listening), str(loaded.get(MAIN, nothing)))

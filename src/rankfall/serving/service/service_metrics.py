@@ -38,12 +38,16 @@ class ServiceMetrics:
     Args:
         slots: The bundles that are served.
         waiting: Returns the number of requests in the queue.
+        unrecorded: Returns the number of answered requests that wait to be recorded.
         shared: Directory of the metric files of several workers; None for a single worker.
     """
 
-    def __init__(self, slots: BundleSlots, waiting: Callable[[], int], shared: Path | None) -> None:
+    def __init__(
+        self, slots: BundleSlots, waiting: Callable[[], int], unrecorded: Callable[[], int], shared: Path | None
+    ) -> None:
         own = CollectorRegistry()
         self._waiting = waiting
+        self._unrecorded = unrecorded
         self._requests = Counter("rankfall_requests_total", "Answered requests.", ["endpoint", "code"], registry=own)
         self._seconds = Histogram(
             "rankfall_request_seconds", "Seconds per request.", ["endpoint"], buckets=_SECONDS, registry=own
@@ -57,6 +61,17 @@ class ServiceMetrics:
         self._batches = Histogram("rankfall_batch_requests", "Requests per batch.", buckets=_REQUESTS, registry=own)
         self._refused = Counter("rankfall_refused_total", "Refused requests.", ["reason"], registry=own)
         self._swaps = Counter("rankfall_swaps_total", "Bundles taken or refused.", ["result"], registry=own)
+        self._samples = Counter("rankfall_samples_total", "Requests to record.", ["result"], registry=own)
+        self._events = Counter("rankfall_events_total", "Events to record.", ["result"], registry=own)
+        self._sink_errors = Counter(
+            "rankfall_sink_errors_total", "Errors when samples or events were written.", ["kind"], registry=own
+        )
+        self._sample_queue = Gauge(
+            "rankfall_sample_queue_requests",
+            "Answered requests that wait to be recorded.",
+            multiprocess_mode="livesum",
+            registry=own,
+        )
         self._registry = own
         if shared is not None:
             _remove_dead_workers(shared)
@@ -85,9 +100,22 @@ class ServiceMetrics:
         """Count a new bundle, which was ``taken`` or ``refused``."""
         self._swaps.labels(result).inc()
 
+    def record_samples(self, result: str, requests: int) -> None:
+        """Count answered requests, whose records were ``written``, ``unsampled`` or ``dropped``."""
+        self._samples.labels(result).inc(requests)
+
+    def record_events(self, result: str, events: int) -> None:
+        """Count events, which were ``written`` or ``refused``."""
+        self._events.labels(result).inc(events)
+
+    def record_sink_error(self, kind: str) -> None:
+        """Count an error of the sink of samples or of events."""
+        self._sink_errors.labels(kind).inc()
+
     def update_queue(self) -> None:
-        """Set the gauge of the queue."""
+        """Set the gauges of the queues."""
         self._queue.set(self._waiting())
+        self._sample_queue.set(self._unrecorded())
 
     def render(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""

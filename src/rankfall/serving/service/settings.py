@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankfall.serving.service import limits
+
+if TYPE_CHECKING:
+    from rankfall.serving.recording.clock import ClockKind
 
 _UNLIMITED = 1 << 20  # cores
 
@@ -46,6 +50,10 @@ class Settings:
         body_seconds: Seconds in which a request body has to arrive.
         page: Whether to serve the page, ``/score`` and ``/examples``.
         local: Whether the service listens on this machine only and therefore accepts only local host names.
+        samples: Directory or URL of the sink for samples and events; without one nothing is recorded.
+        sample_share: Share of requests that are sampled.
+        sample_items: Number of items to draw from what each stage dropped; further stages have that of the last one.
+        clock: The clock of what is recorded: ``wall``, or ``requests`` for the largest time of a request so far.
         shared: Directory through which several workers share their state; None for a single worker.
     """
 
@@ -63,6 +71,10 @@ class Settings:
     body_seconds: float = limits.BODY_SECONDS
     page: bool = True
     local: bool = False
+    samples: str | None = None
+    sample_share: float = 1.0
+    sample_items: tuple[int, ...] = (limits.SAMPLE_ITEMS,)
+    clock: ClockKind = "wall"
     shared: Path | None = None
 
     @property
