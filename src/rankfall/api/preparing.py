@@ -159,7 +159,8 @@ def prepare(
         **options: Further options of the layout, named as on the command line with underscores: of ``"rows"`` for
             example `items`, `users`, `requests`, `seed`, `fit_days` and `skip_bad`, of ``"letor"`` the fields of
             :class:`~rankfall.data.Recipe`, `groups` and `threads`. ``append=LOG`` adds new days to a log of layout
-            ``"rows"`` instead of writing `out`, and ``reopen=True`` also late rows of its newest day.
+            ``"rows"`` instead of writing `out`, and ``reopen=True`` also late rows of its newest day. With
+            ``grow=True``, new values of later days get ids.
 
     Returns:
         The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.

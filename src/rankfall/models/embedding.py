@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from rankfall._checks import LARGEST, WIDEST, check_count, check_real
 from rankfall._suggestions import did_you_mean
+from rankfall.encoding import UNSEEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -118,6 +119,26 @@ class FeatureEmbedding(nn.Module):
             share = real / real.sum(-1, keepdim=True).clamp_min(1)
             means.append((share.unsqueeze(-2) @ events).squeeze(-2))
         return means
+
+    def grow(self, features: Features) -> None:
+        """Enlarge the tables in place, for values that were added to the vocabularies of the log.
+
+        New rows start as row 1, that of values never seen. The parameters stay the same objects.
+
+        Args:
+            features: The same features, with at least as many rows.
+        """
+        rows = features.tables
+        for name, table in self.tables.items():
+            new = rows[name] - table.num_embeddings
+            if new > 0:  # a table that stages share has grown already
+                weight = table.weight
+                weight.data = torch.cat([weight.data, weight.data[UNSEEN].expand(new, -1)])
+                weight.grad, table.num_embeddings = None, rows[name]
+        by_address = {address(feature): feature for feature in features.features}
+        self.request_features = [by_address[address(feature)] for feature in self.request_features]
+        self.item_features = [by_address[address(feature)] for feature in self.item_features]
+        self._item_by_name = {feature.name: feature for feature in features.of("item")}
 
     def _width(self, feature: Feature) -> int:
         return feature.size if feature.embedding is None else self.dim

@@ -127,7 +127,8 @@ def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
     data, weight = config.data, config.weight
     days = log.choose([*data.train, *data.valid])
     found = {f"day {day.name}": day.manifest["sha256"] for day in days}
-    found["features"] = hashlib.sha256(json.dumps(log.manifest["features"], sort_keys=True).encode()).hexdigest()
+    features = log.features.to_json() if log.limits else log.manifest["features"]
+    found["features"] = hashlib.sha256(json.dumps(features, sort_keys=True).encode()).hexdigest()
     if data.negatives or data.length is not None:
         found["items"] = log.manifest["items"]["sha256"]
     if weight is not None and weight.examination is not None:

@@ -17,6 +17,7 @@ from rankfall._checks import all_within
 from rankfall._yaml_config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import encoding_signature
+from rankfall.data.impressions.spec import Features
 from rankfall.models.scorer import GradeScorer
 from rankfall.objectives import BCE, Objective
 from rankfall.training.build_cascade import (
@@ -40,7 +41,7 @@ from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.measure_cascade import means_of, measure
 from rankfall.training.model_checks import check_metrics, check_models, first_impressions
 from rankfall.training.own_parts import component_files, sources_of
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as
+from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, read_json
 from rankfall.training.run_manifest import verify_run
 from rankfall.training.seeding import seeded
 
@@ -105,6 +106,8 @@ def train(
     with group.together():
         placement = placement_of(config.training, group)
         log = load_log(config.data)
+        if resume:
+            log = _as_started(log, out)
         config = with_depths(config, log.spec.stage_names)
         check_days(log, config.data)
         built = build_objective(log, config)
@@ -343,6 +346,14 @@ def load_run(
         raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
     verify_run(directory, f"{CHECKPOINTS}/{path.name}")
     return config, Cascade.load(path, trust=trust).eval()
+
+
+def _as_started(log: ImpressionLog, out: Path) -> ImpressionLog:
+    """Return a log with the vocabularies with which a run was started; the tables of the run do not grow."""
+    if not (out / LOG).is_file():
+        return log
+    verify_run(out, LOG)
+    return log.limited_to(Features.from_json(read_json(out / LOG)["features"]).tables)
 
 
 def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:

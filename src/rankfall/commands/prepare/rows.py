@@ -30,6 +30,7 @@ EXAMPLES = examples(
     "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
     "rankfall prepare rows 2024-02-01.parquet --append impressions",
     "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
+    "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
 )
 
 
@@ -86,6 +87,12 @@ def rows(
     reopen: Annotated[
         bool, typer.Option("--reopen", help="With --append: the rows may be late rows of the newest day.")
     ] = False,
+    grow: Annotated[
+        bool,
+        typer.Option(
+            "--grow", help="Add new values of appended days, or of days after --fit-days, to the vocabularies."
+        ),
+    ] = False,
     check: Check = False,
     skip_bad: SkipBad = None,
     engine: EngineOption = EngineName.LOCAL,
@@ -97,6 +104,7 @@ def rows(
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
     order of its rows. The first error in a log is reported with the file, row or request; --check lists all of them.
     --append LOG adds new days to a prepared log; the result is the same as if all days had been prepared at once.
+    With --grow, new values of vocabularies get ids behind the known ones, whose ids never change.
     --json prints the manifest, or the problems.
     """
     from rankfall.data.impressions.log import ImpressionLog
@@ -126,6 +134,7 @@ def rows(
                 spec=None if spec is None else description,
                 **tables,
                 reopen=reopen,
+                grow=grow,
                 skip_bad=skip_bad,
                 engine=opened,
                 on_progress=on_progress,
@@ -141,6 +150,7 @@ def rows(
             **tables,
             seed=seed,
             fit_days=fit_days,
+            grow=grow,
             force=force,
             skip_bad=skip_bad,
             engine=opened,

@@ -3,7 +3,10 @@
 A day is written under a hidden name and renamed in one step when it is on disk. The item table is replaced before that
 and the manifest of the log after it, one step each. A reader therefore finds a day completely or not at all, and always
 finds the items of every day. The manifest announces the checksums of the next item table, and of a day that is written
-again, before they are replaced. Features do not change: values without an embedding row get id 1, never seen.
+again, before they are replaced.
+
+Vocabularies may grow at their ends. Readers with an older manifest use the values that it knows. While vocabularies are
+replaced, the manifest has a key `growing`, and days that it does not list are not complete: their ids may be new.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 from rankfall._disk import exchange, rename, sync
 from rankfall._files import checksum, locked, scratch_directory
 from rankfall._manifest import MANIFEST
-from rankfall._seal import write_manifest
-from rankfall.data.impressions.log import NEXT, REOPENED, ImpressionLog, open_day
-from rankfall.data.impressions.log_writer import LogWriter, write_items
-from rankfall.data.impressions.schema import ITEMS, check_schema
+from rankfall._seal import SEAL, write_manifest
+from rankfall.data.impressions.log import GROWING, NEXT, REOPENED, ImpressionLog, open_day
+from rankfall.data.impressions.log_writer import LogWriter, write_items, write_vocabularies
+from rankfall.data.impressions.schema import ITEMS, VOCABULARIES, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
+
+    from rankfall.data.impressions.encoding import Encoding
 
 
 _NEW_DAYS = "new-days"  # name of the hidden directory in which days are written
@@ -61,31 +66,50 @@ class LogAppender:
         self._writer.write(day, impressions)
 
     def finish(
-        self, items: pa.Table, about: Mapping[str, Any], extra: Mapping[str, Any] = MappingProxyType({})
+        self,
+        items: pa.Table,
+        about: Mapping[str, Any],
+        encoding: Encoding | None = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Make the new days visible to readers.
 
         Args:
             items: The item table of all days.
             about: The new provenance of the log.
+            encoding: The encoding of the last day, if vocabularies may have grown.
             extra: Further entries of the manifest.
         """
         if self._writer is None:
             raise ValueError("there are no impressions to write")
         days, path = self._writer.close(), self.log.path
-        written = write_items(path, items, lambda entry: self._announce(entry, days))
+        vocabularies = {} if encoding is None else write_vocabularies(self.directory, encoding.arrays)
+        grown = {table: found for table, found in vocabularies.items() if found != checksum(self._vocabulary(table))}
+        written = write_items(path, items, lambda entry: self._announce(entry, days, grown))
+        for table in grown:
+            _replace(self.directory / VOCABULARIES / f"{table}.arrow", self._vocabulary(table))
         for name in days:
             _publish(self.directory / "days" / name, path / "days" / name, replace=name == self.reopened)
-        manifest = {key: value for key, value in self.log.manifest.items() if key != REOPENED}
-        manifest |= {**self._days(days), "items": written, "about": dict(about), **extra}
-        write_manifest(path / MANIFEST, manifest)
+        # the seal is written anew, behind entries that the manifest did not have
+        manifest = {key: value for key, value in self.log.manifest.items() if key not in (REOPENED, GROWING, SEAL)}
+        manifest |= {**self._days(days), "items": written, "about": dict(about)}
+        if encoding is not None:
+            manifest |= {VOCABULARIES: vocabularies, "features": encoding.features.to_json()}
+        write_manifest(path / MANIFEST, manifest | dict(extra))
 
-    def _announce(self, items: Mapping[str, Any], days: Mapping[str, Mapping[str, Any]]) -> None:
+    def _vocabulary(self, table: str) -> Path:
+        return self.log.path / VOCABULARIES / f"{table}.arrow"
+
+    def _announce(
+        self, items: Mapping[str, Any], days: Mapping[str, Mapping[str, Any]], grown: Mapping[str, str]
+    ) -> None:
         """Name the checksums of what will be replaced in the manifest, so that readers accept both in the meantime."""
-        manifest = self.log.manifest
+        manifest = {key: value for key, value in self.log.manifest.items() if key != GROWING}
         now = manifest["items"] | {"sha256": checksum(self.log.path / ITEMS), NEXT: items["sha256"]}
         reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
-        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened})
+        both = {table: [checksum(self._vocabulary(table)), found] for table, found in grown.items()}
+        growing = {GROWING: both} if both else {}
+        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
 
     def _days(self, new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the entries of the manifest about days: their checksums in the order of time, and their size."""
@@ -110,6 +134,13 @@ def appending(path: Path) -> Iterator[LogAppender]:
         log = ImpressionLog.load(path)
         with scratch_directory(_NEW_DAYS, path) as directory:
             yield LogAppender(log, directory)
+
+
+def _replace(written: Path, path: Path) -> None:
+    """Replace a file by one that is on disk."""
+    sync(written)
+    rename(written, path)
+    sync(path.parent)
 
 
 def _publish(written: Path, path: Path, *, replace: bool) -> None:

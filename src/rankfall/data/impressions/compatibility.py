@@ -107,14 +107,15 @@ def _compare(
             )
     if trained["fitted"].get(address) != signature["fitted"].get(address):
         raise _incompatible(log, f"the scaling or the buckets of {address} were fitted to other data")
-    if expected.embedding in trained["vocabularies"]:
-        _check_vocabulary(address, trained["vocabularies"][expected.embedding], str(found.embedding), log)
+    is_vocabulary = expected.embedding in trained["vocabularies"]
+    if is_vocabulary:
+        _check_vocabulary(address, trained["vocabularies"][str(expected.embedding)], str(found.embedding), log)
     if found.rows <= expected.rows:
         return []
     count = found.rows - expected.rows
     return [
         f"{log.path} has {count:,} more id{'s' * (count > 1)} of {found.embedding} than the training log; the model "
-        "has no embeddings for them"
+        f"has no embeddings for them{' and reads them as never seen' if is_vocabulary else ''}"
     ]
 
 

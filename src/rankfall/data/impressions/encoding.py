@@ -32,6 +32,7 @@ from rankfall.encoding.lookup import Lookup, plain_values
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.log import ImpressionLog
@@ -72,6 +73,11 @@ class Encoding:
         tables = log.manifest["vocabularies"]
         vocabularies = {table: pl.Series(pl.from_arrow(log.vocabulary(table))) for table in tables}
         return cls(log.spec, vocabularies, scalings, about.get("edges", {}), about.get("hashed", {}))
+
+    @property
+    def arrays(self) -> dict[str, pa.Array]:
+        """The vocabularies as they are stored."""
+        return {table: values.to_arrow() for table, values in self.vocabularies.items()}
 
     @cached_property
     def features(self) -> Features:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from errno import EINVAL, ENOENT
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,16 @@ from rankfall._json_reader import parse_json
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
 from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION
+from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, VOCABULARIES
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
+from rankfall.encoding import FIRST_KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 REOPENED = "reopened"  # key of the checksums of days that are being replaced
+GROWTH = "growth"  # key of the numbers of new values of vocabularies, by day and embedding table
+GROWING = "growing"  # key of the checksums of vocabularies that are being replaced
 NEXT = "next"  # key of the checksum of the item table that is being written, in the entry of the item table
 REMEDY = "prepare the log again, or restore the file from a copy"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -73,6 +77,7 @@ class ImpressionLog:
     features: Features
     days: dict[str, Day]
     verifies: bool = True  # whether files are compared with their checksums when they are mapped
+    limits: Mapping[str, int] = field(default_factory=dict)  # rows of embedding tables that are read as smaller ones
 
     def __repr__(self) -> str:
         """Path and size, in one line."""
@@ -99,7 +104,7 @@ class ImpressionLog:
         for day in days.values():
             check_listed(path, day, manifest)
         spec, features = _described(path, manifest)
-        log = cls(path, manifest, spec, features, days, lazily)
+        log = cls(path, manifest, spec, features, days, lazily, limits_of(manifest, features))
         if verify:
             log.verify()
         return log
@@ -117,12 +122,11 @@ class ImpressionLog:
         Raises:
             ValueError: If a file is missing or has changed.
         """
-        files = {day.file: day.manifest["sha256"] for day in self.days.values()}
         self._check_items(compare_file)
-        for name, expected in self.manifest["vocabularies"].items():
-            files[self.path / "vocabularies" / f"{name}.arrow"] = expected
-        for file, expected in files.items():
-            compare_file(file, expected, remedy=REMEDY)
+        for table in self.manifest[VOCABULARIES]:
+            self._check_vocabulary(table, compare_file)
+        for day in self.days.values():
+            compare_file(day.file, day.manifest["sha256"], remedy=REMEDY)
 
     def items(self) -> pa.Table:
         """Map the item table into memory; it is sorted by `item`."""
@@ -131,22 +135,64 @@ class ImpressionLog:
         return map_table(self.path / ITEMS)
 
     def vocabulary(self, table: str) -> pa.Array:
-        """Return the vocabulary of an embedding table; its first value has id 2."""
-        file = self.path / "vocabularies" / f"{table}.arrow"
-        if self.verifies and table in self.manifest["vocabularies"]:
-            check_file(file, self.manifest["vocabularies"][table], remedy=REMEDY)
-        return map_table(file)["value"].combine_chunks()
+        """Return the vocabulary of an embedding table; its first value has id 2.
+
+        Values that were added after the log was opened are left out.
+        """
+        if self.verifies and table in self.manifest[VOCABULARIES]:
+            self._check_vocabulary(table, check_file)
+        values = map_table(self._vocabulary_file(table))["value"].combine_chunks()
+        return values.slice(0, self.features.tables.get(table, FIRST_KNOWN + len(values)) - FIRST_KNOWN)
+
+    def _vocabulary_file(self, table: str) -> Path:
+        return self.path / VOCABULARIES / f"{table}.arrow"
 
     def _check_items(self, check: Callable[..., None]) -> None:
-        """Compare the item table with its checksum; that of a log which has grown since it was opened is newer."""
-        file, known = self.path / ITEMS, self.manifest["items"]
+        self._check_current(self.path / ITEMS, lambda manifest: _checksums(manifest["items"]), check)
+
+    def _check_vocabulary(self, table: str, check: Callable[..., None]) -> None:
+        def checksums(manifest: Mapping[str, Any]) -> list[str]:
+            return [*manifest.get(GROWING, {}).get(table, ()), manifest[VOCABULARIES].get(table, "")]
+
+        self._check_current(self._vocabulary_file(table), checksums, check)
+
+    def _check_current(
+        self, file: Path, checksums: Callable[[Mapping[str, Any]], list[str]], check: Callable[..., None]
+    ) -> None:
+        """Compare a file with its checksums; those of a log which has grown since it was opened are newer."""
+        known = checksums(self.manifest)
         try:
-            check(file, *_checksums(known), remedy=REMEDY)
+            check(file, *known, remedy=REMEDY)
         except ValueError:
-            now = read_manifest(self.path)["items"]
+            now = checksums(read_manifest(self.path))
             if now == known:
                 raise
-            check(file, *_checksums(now), remedy=REMEDY)
+            check(file, *now, remedy=REMEDY)
+
+    def limited_to(self, rows: Mapping[str, int]) -> ImpressionLog:
+        """Return the log as a model with smaller embedding tables reads it: newer values count as never seen.
+
+        Args:
+            rows: The number of rows of embedding tables. Only tables of vocabularies are limited, since their values
+                have ids in the order in which they were added.
+        """
+        known = {table: self.features.tables[table] for table in self.manifest[VOCABULARIES]}
+        limits = {table: rows[table] for table, count in known.items() if rows.get(table, count) < count}
+        if not limits:
+            return self
+        features = self.features.with_rows(limits)
+        return replace(self, features=features, limits={**self.limits, **limits})
+
+    def as_of(self, day: str) -> ImpressionLog:
+        """Return the log with the vocabularies that it had after a day; days that it does not list have the newest."""
+        order = list(self.manifest["days"])
+        if day not in order:
+            return self
+        rows = Counter(Features.from_json(self.manifest["features"]).tables)
+        for grown, tables in self.manifest.get(GROWTH, {}).items():
+            if order.index(grown) > order.index(day):
+                rows.subtract(tables)
+        return self.limited_to(rows)
 
     def choose(self, names: Iterable[str]) -> list[Day]:
         """Return days in the given order.
@@ -239,6 +285,11 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
         return spec, Features.from_json(manifest["features"])
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
+
+
+def limits_of(manifest: Mapping[str, Any], features: Features) -> dict[str, int]:
+    """Return the present sizes of tables that are growing: files may have newer ids than the manifest."""
+    return {table: rows for table, rows in features.tables.items() if table in manifest.get(GROWING, {})}
 
 
 def _checksums(items: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 A log grows by directories ``days/NAME``. A day is complete once it has a manifest and its file has the size that the
 manifest states; manifests are therefore written last. The manifest of the log need not list it. If some days have a
 file ``_SUCCESS``, as some tools write it when they are done, a day without one is complete only if the manifest of the
-log lists it.
+log lists it. The same holds while the vocabularies of the log grow, since the ids of such a day may be new.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from rankfall._manifest import MANIFEST
 from rankfall._seal import SEAL, verifies
-from rankfall.data.impressions.log import ImpressionLog, check_listed, open_day, read_manifest
+from rankfall.data.impressions.log import GROWING, ImpressionLog, check_listed, limits_of, open_day, read_manifest
 from rankfall.data.impressions.schema import IMPRESSIONS, check_schema
 from rankfall.data.impressions.spec import Features, validate_spec
 
@@ -56,10 +56,10 @@ class LogWatcher:
         Args:
             trusted: Days that are not checked again.
         """
-        manifest = read_manifest(self.path)
+        manifest, found = self._snapshot()
         spec = validate_spec(manifest["spec"], where=str(self.path / MANIFEST))
         self.refused = {}
-        finished = self._finished(manifest["days"])
+        finished = self._finished(found, manifest)
         for name in manifest["days"]:
             path = self.path / "days" / name
             if path not in finished and name not in trusted:
@@ -76,13 +76,25 @@ class LogWatcher:
                 days.append(day)
         days.sort(key=lambda day: day.manifest["first_time"])
         features = Features.from_json(manifest["features"])
-        return ImpressionLog(self.path, manifest, spec, features, {day.name: day for day in days}, verifies())
+        named, limits = {day.name: day for day in days}, limits_of(manifest, features)
+        return ImpressionLog(self.path, manifest, spec, features, named, verifies(), limits)
 
-    def _finished(self, listed: Container[str]) -> list[Path]:
+    def _snapshot(self) -> tuple[dict[str, Any], list[Path]]:
+        """Return the manifest of the log and the directories of days, read while the manifest did not change."""
+        manifest = read_manifest(self.path)
+        while True:
+            before, found = manifest, self._stable_listing()
+            manifest = read_manifest(self.path)
+            if manifest == before:
+                return manifest, found
+
+    def _finished(self, found: list[Path], manifest: Mapping[str, Any]) -> list[Path]:
         """Return the directories of days that are marked as finished."""
-        found = self._stable_listing()
         successful = [path for path in found if (path / SUCCESS).exists()]
-        return [path for path in found if path in successful or path.name in listed] if successful else found
+        if not successful and GROWING not in manifest:
+            return found
+        marked = [] if GROWING in manifest else successful
+        return [path for path in found if path in marked or path.name in manifest["days"]]
 
     def _stable_listing(self) -> list[Path]:
         """List the days with a manifest until two listings agree.
@@ -103,6 +115,8 @@ class LogWatcher:
             raise ValueError(f"{path / MANIFEST} has no valid {', '.join(missing)}")
         if path.name in manifest["days"]:
             check_listed(self.path, day, manifest)
+            if GROWING in manifest and day.manifest["sha256"] != manifest["days"][path.name]:
+                raise ValueError(f"{path} was replaced, but the vocabularies of the log are not complete")
         if not len(day):
             raise ValueError(f"{path} has no impressions")
         return day

@@ -14,7 +14,16 @@ from rankfall._disk import make_directory, open_new, sync
 from rankfall._files import checksum, new_content
 from rankfall._manifest import MANIFEST
 from rankfall._seal import write_manifest
-from rankfall.data.impressions.schema import BLOCK, DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, check_no_nulls
+from rankfall.data.impressions.schema import (
+    BLOCK,
+    DAY_SEAL,
+    FORMAT,
+    IMPRESSIONS,
+    ITEMS,
+    VERSION,
+    VOCABULARIES,
+    check_no_nulls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,7 +97,7 @@ class LogWriter:
             "days": {name: day["sha256"] for name, day in days.items()},
             "impressions": sum(day["impressions"] for day in days.values()),
             "items": write_items(self.directory, items),
-            "vocabularies": write_vocabularies(self.directory, vocabularies),
+            VOCABULARIES: write_vocabularies(self.directory, vocabularies),
             "stages": self.spec.stage_names,
             "features": self.features.to_json(),
             "spec": self.spec.model_dump(mode="json", exclude_none=True),
@@ -191,7 +200,7 @@ def write_vocabularies(directory: Path, vocabularies: Mapping[str, pa.Array]) ->
     """Write vocabularies, and return their entry in the manifest."""
     checksums = {}
     for name, values in vocabularies.items():
-        path = directory / "vocabularies" / f"{name}.arrow"
+        path = directory / VOCABULARIES / f"{name}.arrow"
         make_directory(path.parent)
         write_table(path, pa.table({"value": values}))
         checksums[name] = checksum(path)

@@ -50,6 +50,7 @@ VERSION = 1
 BLOCK = 4096  # impressions per record batch
 IMPRESSIONS = "impressions.arrow"  # the file of a day
 ITEMS = "items.arrow"  # the item table of a log
+VOCABULARIES = "vocabularies"  # the directory of the vocabularies of a log, and their key in its manifest
 DAY_SEAL = "seal"  # key of the seal in the manifest of a day, whose key "sha256" is the checksum of its file
 
 _IDS = pa.int32()

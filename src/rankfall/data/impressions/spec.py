@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -509,6 +509,11 @@ class Features:
     def tables(self) -> dict[str, int]:
         """The number of rows of each embedding table."""
         return {feature.embedding: feature.rows for feature in self.features if feature.embedding is not None}
+
+    def with_rows(self, rows: Mapping[str, int]) -> Features:
+        """Return the features with other numbers of rows of some embedding tables."""
+        changed = (replace(feature, rows=rows.get(feature.embedding or "", feature.rows)) for feature in self.features)
+        return replace(self, features=tuple(changed))
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored in manifests and checkpoints."""

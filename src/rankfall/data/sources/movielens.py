@@ -159,8 +159,7 @@ def prepare_movielens(
             "seed": seed,
             "counts": counts.to_json(),
         }
-        vocabularies = {table: values.to_arrow() for table, values in encoding.vocabularies.items()}
-        writer.finish(item_table(films, encoding), vocabularies, about)
+        writer.finish(item_table(films, encoding), encoding.arrays, about)
     return ImpressionLog.load(out)
 
 

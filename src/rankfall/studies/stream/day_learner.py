@@ -33,6 +33,7 @@ from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.compatibility import check_compatible, encoding_signature
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.log import open_day
+from rankfall.data.impressions.spec import Features
 from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
 from rankfall.training.cascade_loaders import measuring_loader, training_loader
 from rankfall.training.config.component_checks import has_schedule
@@ -40,6 +41,7 @@ from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of
+from rankfall.training.grow_tables import grow_cascade, rows_of
 from rankfall.training.item_weights import item_weights
 from rankfall.training.label_checks import check_training_labels
 from rankfall.training.loop import Loop, train_in
@@ -224,7 +226,12 @@ def weights_file(run: Path, day: str) -> Path:
 
 
 class _OneDay:
-    """Batches of one day at a time, shuffled as in a first epoch."""
+    """Batches of one day at a time, shuffled as in a first epoch.
+
+    Attributes:
+        days: All days, in order.
+        rows: Rows of the embedding tables of the model on the current day; it reads newer ids as never seen.
+    """
 
     def __init__(
         self,
@@ -235,7 +242,8 @@ class _OneDay:
         *,
         pin_memory: bool = False,
     ) -> None:
-        self._log, self._config, self._days, self._checksums = log, config, list(days), days
+        self._log, self._config, self.days, self._checksums = log, config, list(days), days
+        self.rows: Mapping[str, int] = {}
         self._first_days, self._pin_memory = first_days, pin_memory
         self._number = -1
         self._loader: ImpressionLoader | None = None
@@ -244,7 +252,7 @@ class _OneDay:
     @property
     def day(self) -> str:
         """The current day."""
-        return self._days[self._number]
+        return self.days[self._number]
 
     @property
     def loader(self) -> ImpressionLoader:
@@ -268,8 +276,9 @@ class _OneDay:
             return
         self._number, self._loader = epoch, None
         self._check_day()
+        log = self._log.limited_to(self.rows)
         self._loader = training_loader(
-            self._log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
+            log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
         )
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
@@ -313,15 +322,37 @@ class _DayLearner(CascadeLearner):
         built: BuiltObjective,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
-        super().__init__(config, out, log, built, on_notice)
+        super().__init__(config, out, log.as_of(next(iter(days))), built, on_notice)
         self.log, self._first_days = log, first_days
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
 
+    def begin_day(self, epoch: int) -> None:
+        """Open the day of an epoch, counted from 0, and enlarge tables for the new values of the day."""
+        self._grow(self.log.as_of(self.loader.days[epoch]).features.tables)
+        self.loader.rows = rows_of(self.cascade)
+        self.loader.set_epoch(epoch)
+
+    def _grow(self, rows: Mapping[str, int]) -> None:
+        try:
+            grow_cascade(self.cascade, rows, self.optimizer)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def state_dict(self) -> State:
+        """Return everything that decides the next batches, and the sizes of the tables."""
+        return {**super().state_dict(), "rows": rows_of(self.cascade)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the state of a learner, whose tables may have grown."""
+        self._grow(state.get("rows", {}))  # checkpoints of earlier releases have the sizes of the first day
+        super().load_state_dict(state)
+
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:
         """Measure the current day."""
-        loader = measuring_loader(self.log, self.config, [self.loader.day], self._first_days)
+        log = self.log.limited_to(self.loader.rows)
+        loader = measuring_loader(log, self.config, [self.loader.day], self._first_days)
         measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
         self.measured = measured.values, measured.chance
         return means_of(measured.values)
@@ -374,7 +405,7 @@ class _DayLoop(Loop["Impressions"]):
 
     def _train(self) -> None:
         """Measure a day, unless this was done before, and train on its remaining batches."""
-        self.learner.loader.set_epoch(self.position.epoch - 1)
+        self.learner.begin_day(self.position.epoch - 1)
         if not self.position.batch:
             self._measure()
         super()._train()
@@ -479,15 +510,13 @@ def _check_log(run: Path, log: ImpressionLog) -> None:
         trained = parse_json((run / LOG).read_text())
     except (FileNotFoundError, ValueError):
         return  # the run was killed before it trained
-    before, now = (
-        {one["embedding"]: one["rows"] for one in of["features"]}
-        for of in (trained["features"], log.features.to_json())
-    )
-    for table, rows in before.items():
-        if table is not None and now.get(table, rows) != rows:
+    now = log.features.tables
+    for table, rows in Features.from_json(trained["features"]).tables.items():
+        if table not in trained["vocabularies"] and now.get(table, rows) != rows:
             raise ConfigError(
                 f"data.path: {run} was started with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. The "
-                "size of a table is fixed: add days with the ids of the first, or start a new stream"
+                "size of a table without a vocabulary is fixed: add days with the ids of the first, or start a new "
+                "stream"
             )
     check_compatible(
         trained, log, used={*trained["rules"], *(f"sequence.{one['name']}" for one in trained["features"]["sequences"])}

@@ -23,6 +23,7 @@ from rankfall.training.config.defaults import cascade_with_defaults
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of
 from rankfall.training.evaluation import Evaluation
+from rankfall.training.grow_tables import rows_of
 from rankfall.training.measured_lists import MeasuredLists, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.own_parts import own_code, stored_sources
@@ -188,7 +189,8 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
         days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
-        return OpenedSplit(split, config, model, log, cascade_loaders.make_loader(log, config, "test"), notes)
+        loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
+        return OpenedSplit(split, config, model, log, loader, notes)
 
 
 def _chosen(log: ImpressionLog, split: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -16,6 +17,8 @@ import rankfall as rf
 from rankfall import _disk
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.log_watcher import LogWatcher
+from rankfall.data.impressions.spec import Categorical, FeatureGroups, table_of
 from rankfall.data.sources.rows import append_rows as appending
 from rankfall.data.sources.rows.append_rows import append_rows
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
@@ -25,6 +28,8 @@ from support.rows_witness import Row, Witness
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankfall.data.impressions.spec import Spec, Vocabulary
 
 
 def all_bytes(log: ImpressionLog) -> dict[str, bytes]:
@@ -169,19 +174,133 @@ def test_logs_of_other_commands_and_damaged_states_are_refused(log: ImpressionLo
         append_rows([new], log.path)
 
 
+# --- growing vocabularies ----------------------------------------------------------------------------------------
+
+
+def grown_by_hand(rows: list[Row], spec: Spec, days: dict[str, list[Row]], fit: int) -> list[dict[str, list[Any]]]:
+    """Return the vocabularies after each day, with plain loops: those of the fitted days, then day by day."""
+    vocabularies: dict[str, list[Any]] = {}
+    after = []
+    fitted = [row for of_day in [*days.values()][:fit] for row in of_day]
+    for part in [fitted, *[*days.values()][fit:]]:
+        counts: dict[str, Counter[Any]] = {}
+        limits: dict[str, Vocabulary] = {}
+        for group, name, feature in spec.features:
+            if not isinstance(feature, Categorical) or feature.vocabulary is None:
+                continue
+            table = table_of(group, name, feature)
+            limits[table], seen = feature.vocabulary, set()
+            for row in part:
+                value = row[feature.column or name]
+                if value is not None and (group == "item" or row["request"] not in seen):
+                    counts.setdefault(table, Counter())[value] += 1
+                seen.add(row["request"])
+        for table, limit in limits.items():
+            known = vocabularies.setdefault(table, [])
+            new = [(-count, value) for value, count in counts.get(table, Counter()).items() if value not in known]
+            ordered = [value for count, value in sorted(new) if -count >= limit.min_count]
+            known += ordered[: None if limit.max_size is None else max(0, limit.max_size - len(known))]
+        after.append({table: list(values) for table, values in vocabularies.items()})
+    return after
+
+
+@pytest.mark.witness("brute force")
+@cases(6)
+@given(st.data())
+def test_vocabularies_grow_day_by_day(folder: Path, data: st.DataObject) -> None:
+    rows, spec = data.draw(logs())
+    witness = Witness(rows, spec)
+    assume(len(witness.days) > 1)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    days = {day: [row for row in rows if witness.day(row) == day] for day in witness.days}
+    fit = data.draw(st.integers(1, len(days) - 1))
+    files = [*in_files(folder, rows, days).values()]
+    portions = st.integers(1, 40)
+    whole = prepare_rows(files, folder / "whole", spec, fit_days=fit, grow=True, portion_rows=data.draw(portions))
+    for name in ("log", "together"):
+        prepare_rows(files[:fit], folder / name, spec, fit_days=fit, grow=data.draw(st.booleans()))
+    expected = grown_by_hand(rows, spec, days, fit)
+    for number, file in enumerate(files[fit:], 1):
+        log = append_rows([file], folder / "log", grow=True, portion_rows=data.draw(portions))
+        assert {table: log.vocabulary(table).to_pylist() for table in expected[number]} == expected[number]
+    append_rows(files[fit:], folder / "together", grow=True)
+    for name in ("log", "together"):
+        assert all_bytes(ImpressionLog.load(folder / name, verify=True)) == all_bytes(whole)
+    for day, known in zip(witness.days[fit - 1 :], expected, strict=True):
+        before = whole.as_of(day)
+        assert {table: before.vocabulary(table).to_pylist() for table in known} == known
+
+
+def test_values_get_ids_behind_the_known_ones_and_keep_them(log: ImpressionLog, tmp_path: Path) -> None:
+    def appended(day: int, requests: range, item: int, **options: Any) -> ImpressionLog:
+        new = write_rows(rows_of(day, requests, item=item), tmp_path / f"{requests.start}.csv")
+        return append_rows([new], log.path, **options)
+
+    def ids(log: ImpressionLog, day: str) -> list[list[int]]:
+        values = log.days[day].table()["item.item"].to_pylist()
+        return [sorted(one) for one in values]
+
+    known = log.vocabulary("item.item").to_pylist()
+    assert sorted(known) == [1, 2, 3]
+    assert appended(2, range(6, 7), 50).features.item("item").rows == 5  # without grow, 50 is never seen
+    grown = appended(3, range(7, 8), 40, grow=True)
+    assert grown.vocabulary("item.item").to_pylist() == [*known, 40]
+    assert grown.features.item("item").rows == 6
+    assert grown.manifest["growth"] == {"2024-01-16": {"item.item": 1}}
+    one_two = sorted((known.index(1) + 2, known.index(2) + 2))
+    assert ids(grown, "2024-01-15") == [[1, *one_two]]
+    assert ids(grown, "2024-01-16") == [[*one_two, 5]]
+    # 30 is as frequent as 40 and smaller, but 40 has its id already; without grow, ids are not taken away either
+    late = appended(3, range(8, 9), 30, reopen=True, grow=True)
+    assert late.vocabulary("item.item").to_pylist() == [*known, 40, 30]
+    assert late.manifest["growth"] == {"2024-01-16": {"item.item": 2}}
+    assert ids(late, "2024-01-16") == [[*one_two, 5], [*one_two, 6]]
+    later = appended(3, range(9, 10), 20, reopen=True)
+    assert later.vocabulary("item.item").to_pylist() == [*known, 40, 30]
+    assert ids(later, "2024-01-16") == [[*one_two, 5], [*one_two, 6], [1, *one_two]]
+    # a reader that opened the log before uses the ids that it knows
+    assert log.vocabulary("item.item").to_pylist() == known
+
+
+def test_min_count_holds_for_each_day_and_max_size_for_all(tmp_path: Path) -> None:
+    vocabulary = {"kind": "categorical", "vocabulary": {"min_count": 2, "max_size": 5}}
+    spec = SPEC.model_copy(update={"features": FeatureGroups.model_validate({"item": {"item": vocabulary}})})
+    parts = [
+        rows_of(0, range(3)),  # 1, 2 and 3 three times
+        rows_of(1, range(3, 4), item=50),  # 50 once
+        rows_of(2, range(4, 5), item=50),  # and again, once
+        rows_of(3, range(5, 7), item=50) + rows_of(3, range(7, 10), item=60) + rows_of(3, range(10, 12), item=70),
+    ]
+    files = [write_rows(part, tmp_path / f"{number}.csv") for number, part in enumerate(parts)]
+    log = prepare_rows(files[:1], tmp_path / "log", spec)
+    for file in files[1:]:
+        log = append_rows([file], log.path, grow=True)
+    assert log.vocabulary("item.item").to_pylist() == [1, 2, 3, 60, 50]
+    assert log.manifest["growth"] == {"2024-01-16": {"item.item": 2}}
+
+
 QUIET: Any = {"progress": False, "on_notice": lambda message: None}
+
+
+def check_ids(log: ImpressionLog) -> None:
+    """Check that every id of every day has a row of its embedding table."""
+    for day in log.days.values():
+        for name in ("item.item", "sequence.clicks.item"):
+            ids = pl.Series(pl.from_arrow(day.table()[name])).explode()
+            assert (ids.drop_nulls() < log.features.item("item").rows).all()
 
 
 class Killed(BaseException):
     """A process that ends here."""
 
 
-@pytest.mark.parametrize("reopen", [False, True])
-def test_killed_at_any_rename_and_run_again_gives_the_same_bytes(tmp_path: Path, reopen: bool) -> None:
+@pytest.mark.parametrize(("reopen", "grow"), [(False, False), (True, True), (False, True)])
+def test_killed_at_any_rename_and_run_again_gives_the_same_bytes(tmp_path: Path, reopen: bool, grow: bool) -> None:
     rows = rows_of(0, range(3)) + rows_of(1, range(3, 6))
     first = write_rows(rows, tmp_path / "first.csv")
-    new = write_rows(rows_of(1 if reopen else 2, range(6, 8)), tmp_path / "new.csv")
-    whole = all_bytes(prepare_rows([first, new], tmp_path / "whole", SPEC, fit_days=1))
+    new = write_rows(rows_of(1 if reopen else 2, range(6, 8), item=99), tmp_path / "new.csv")
+    whole = all_bytes(prepare_rows([first, new], tmp_path / "whole", SPEC, fit_days=1, grow=grow))
     origin = prepare_rows([first], tmp_path / "origin", SPEC, fit_days=1)
     for number in range(100):
         path = shutil.copytree(origin.path, tmp_path / f"log{number}")
@@ -193,14 +312,15 @@ def test_killed_at_any_rename_and_run_again_gives_the_same_bytes(tmp_path: Path,
 
         try:
             with _disk.intercepted(hook):
-                append_rows([new], path, reopen=reopen)
+                append_rows([new], path, reopen=reopen, grow=grow)
         except Killed:
             assert ImpressionLog.load(path, verify=True).days  # readers find a valid log in between
+            check_ids(LogWatcher(path, lambda text: None).scan())
             if (path / "manifest.json").read_bytes() == whole["manifest.json"]:  # only an old state was left
                 assert all_bytes(ImpressionLog.load(path, verify=True)).items() >= whole.items()
                 continue
             with mock.patch.object(appending, "PORTION_ROWS", 1):
-                append_rows([new], path, reopen=reopen)
+                append_rows([new], path, reopen=reopen, grow=grow)
         assert all_bytes(ImpressionLog.load(path, verify=True)) == whole
         if next(renames) <= number:
             break

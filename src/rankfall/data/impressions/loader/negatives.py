@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankfall.data.impressions.loader.window import Column, lengths_of, mask_of, numbers
-from rankfall.data.impressions.schema import item_schema
+from rankfall.data.impressions.schema import VOCABULARIES, item_schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +67,12 @@ def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
         raise ValueError(f"path: {log.path / 'items.arrow'} does not match the spec of its log")
     if not len(table):
         raise ValueError(f"negatives: the item table of {log.path} is empty, expected items to draw from")
-    features = {column.name: numbers(table[column.name].chunk(0), column) for column in _features(layout)}
+    # the table may be newer than the log, which is then limited to the ids that it knows
+    known = {
+        f"item.{one.name}": one.rows for one in log.features.of("item") if one.embedding in log.manifest[VOCABULARIES]
+    }
+    columns = [replace(column, rows=known.get(column.name)) for column in _features(layout)]
+    features = {column.name: column.limited(numbers(table[column.name].chunk(0), column)) for column in columns}
     return Pool(table["item"].chunk(0).to_numpy(), features)
 
 

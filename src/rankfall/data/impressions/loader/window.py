@@ -7,7 +7,8 @@ impressions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +16,10 @@ import pyarrow as pa
 
 from rankfall.data.impressions.schema import check_schema
 from rankfall.data.indexing import spans
+from rankfall.encoding import UNSEEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -39,6 +41,13 @@ class Column:
     dtype: type[np.generic]
     size: int = 1  # numbers per value
     padding: int = 0
+    rows: int | None = None  # ids from this number on are read as that of values never seen
+
+    def limited(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values, with ids that the embedding table does not have replaced."""
+        if self.rows is None or not (unknown := values >= self.rows).any():
+            return values
+        return np.where(unknown, values.dtype.type(UNSEEN), values)
 
     def shape(self, *leading: int) -> tuple[int, ...]:
         """Return the shape of an array of values."""
@@ -80,8 +89,9 @@ class Layout:
 
 def layout_of(log: ImpressionLog, width: int) -> Layout:
     """Return the columns of the impressions of a log whose longest list has `width` items."""
-    single = [_feature_column(feature) for feature in (*log.features.of("user"), *log.features.of("context"))]
-    items = [Column("item", np.int32, padding=-1), *(_feature_column(feature) for feature in log.features.of("item"))]
+    column = partial(_feature_column, log.limits)
+    single = [column(feature) for feature in (*log.features.of("user"), *log.features.of("context"))]
+    items = [Column("item", np.int32, padding=-1), *(column(feature) for feature in log.features.of("item"))]
     items += [Column("depth", np.int32, padding=-1), Column("rank", np.int32, padding=-1)]
     items += [Column("relevance", np.float32), Column("grade", np.int32)]
     items += [Column(f"feedback.{name}", np.float32) for name in log.spec.feedback]
@@ -91,16 +101,19 @@ def layout_of(log: ImpressionLog, width: int) -> Layout:
         ListColumns(
             f"sequence.{sequence.name}",
             sequence.max_length,
-            tuple(Column(f"sequence.{sequence.name}.{name}", np.int32) for name in sequence.features),
+            tuple(
+                replace(column(log.features.item(name)), name=f"sequence.{sequence.name}.{name}")
+                for name in sequence.features
+            ),
         )
         for sequence in log.features.sequences
     ]
     return Layout((Column("time", np.int64), *single), ListColumns(LIST, width, tuple(items)), tuple(sequences))
 
 
-def _feature_column(feature: Feature) -> Column:
+def _feature_column(limits: Mapping[str, int], feature: Feature) -> Column:
     dtype = np.float32 if feature.embedding is None else np.int32
-    return Column(f"{feature.group}.{feature.name}", dtype, feature.size)
+    return Column(f"{feature.group}.{feature.name}", dtype, feature.size, rows=limits.get(feature.embedding or ""))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------
@@ -228,7 +241,8 @@ class Window:
         together = last - first == len(rows)  # a slice is copied in one piece
         chosen = slice(first, last) if together else rows
         for column in self._layout.single:
-            self._arrays[column.name][place] = numbers(blocks.column(number, column.name), column)[chosen]
+            values = numbers(blocks.column(number, column.name), column)
+            self._arrays[column.name][place] = column.limited(values[chosen])
         for lists in self._layout.lists:
             offsets = blocks.offsets(number, lists.columns[0].name)
             lengths = np.diff(offsets)[chosen]
@@ -236,10 +250,10 @@ class Window:
                 found = f"found a list of {lengths.max()}, expected at most {lists.width}"
                 raise blocks.damaged(number, lists.columns[0].name, found)
             self._arrays[lengths_of(lists)][place] = lengths
-            values = slice(offsets[first], offsets[last]) if together else spans(offsets[rows], lengths)
+            places = slice(offsets[first], offsets[last]) if together else spans(offsets[rows], lengths)
             mask = None if (lengths == lists.width).all() else mask_of(lengths, lists.width)
             for column in lists.columns:
-                flat = blocks.values(number, column, offsets)[values]
+                flat = column.limited(blocks.values(number, column, offsets)[places])
                 _pad(flat, mask, self._arrays[column.name][place], column.padding)
 
 

@@ -1,8 +1,8 @@
 """Append days of raw rows to a prepared log.
 
 The new days are encoded with the vocabularies, scalings and bucket edges of the log, and continue its item table and
-the histories of its users. The result has the same bytes as a log that was prepared from all rows at once and fitted to
-the same days.
+the histories of its users. Vocabularies may grow by the new values of each day. The result has the same bytes as a log
+that was prepared from all rows at once and fitted to the same days.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rankfall.data.sources.problems import pointing_to_check
 from rankfall.data.sources.rows.log_state import (
     STATE,
     StoredState,
+    growth_entry,
     publish_state,
     remove_other_states,
     store_state,
@@ -57,6 +58,7 @@ def append_rows(
     users: Path | None = None,
     requests: Path | None = None,
     reopen: bool = False,
+    grow: bool = False,
     skip_bad: int | None = None,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
@@ -72,6 +74,8 @@ def append_rows(
         users: A table with more columns of users, if the log was prepared with one.
         requests: A table with more columns of the new requests, if the log was prepared with one.
         reopen: The rows may also be late rows of the newest day, which is written again with them.
+        grow: Give new values of vocabularies ids behind the known ones, day by day. By default they count as never
+            seen.
         skip_bad: Check the rows first and drop bad ones, at most this many.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
@@ -95,7 +99,7 @@ def append_rows(
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(appender, state, raw, order, inputs, engine=engine, on_progress=on_progress)
+            _append(appender, state, raw, order, inputs, grow=grow, engine=engine, on_progress=on_progress)
     return ImpressionLog.load(path)
 
 
@@ -106,6 +110,7 @@ def _append(
     order: RequestOrder,
     inputs: RowInputs,
     *,
+    grow: bool,
     engine: Engine,
     on_progress: OnProgress,
 ) -> None:
@@ -125,6 +130,7 @@ def _append(
             seed=about["seed"],
             on_rows=Step("writing", order.rows, on_progress),
             engine=engine,
+            growing=order.days if grow else (),
             before_last=lambda before: before.save(directory / "before"),
         )
     entry = store_state(state, log, order, directory)
@@ -137,7 +143,8 @@ def _append(
     appender.finish(
         state.items.table,
         appended_provenance(about, {**made, **inputs.about}, [*kept, *order.days], raw.spec),
-        {STATE: entry},
+        state.encoding,
+        {STATE: entry, **growth_entry(state)},
     )
     remove_other_states(appender.log, entry)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from rankfall.data.sources.rows.portions import first_rows
 from rankfall.data.sources.rows.request_order import POSITION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,6 +56,26 @@ def fit_portions(log: SpooledLog, portions: Sequence[Portion], on_rows: Report, 
     return fitter.encoding()
 
 
+def new_values(
+    log: SpooledLog, portions: Sequence[Portion], known: Mapping[str, pl.Series], engine: Engine
+) -> dict[str, pl.Series]:
+    """Return the values of some portions that vocabularies do not have, in the order of their future ids.
+
+    Values need `min_count` occurrences in these portions, and a vocabulary does not grow beyond `max_size`.
+
+    Args:
+        log: The spooled log.
+        portions: The portions, usually of one day.
+        known: The vocabulary of each embedding table.
+        engine: Runs the work on the portions.
+    """
+    fitter = EncodingFitter(log.raw.spec, _has_vocabulary)
+    with closing(engine.map(partial(_portion_statistics, log, fitter), portions)) as found:
+        for statistics in found:
+            fitter.add(statistics)
+    return fitter.vocabularies(known)
+
+
 def _portion_statistics(log: SpooledLog, fitter: EncodingFitter, portion: Portion, report: Report) -> Statistics:
     rows = log.rows(portion.number, fitter.columns)
     rows = rows.sort(POSITION, log.raw.spec.item)  # sums of floats depend on the order
@@ -76,14 +97,18 @@ class EncodingFitter:
     """Collects the statistics for an :class:`Encoding`.
 
     Features of items are counted per row, features of users and context per request.
+
+    Args:
+        spec: The description of the log.
+        fits: Returns whether a feature is fitted.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, fits: Callable[[FeatureConfig], bool] | None = None) -> None:
         self.spec = spec
         self._counts: dict[str, _ValueCounts] = {}  # by embedding table
         self._sums: dict[str, _Sums] = {}  # by feature
         self._samples: dict[str, _Sample] = {}
-        self._features = [entry for entry in spec.features if _needs_fit(entry[2])]
+        self._features = [entry for entry in spec.features if (fits or _needs_fit)(entry[2])]
         for group, name, feature in self._features:
             key = f"{group}.{name}"
             if isinstance(feature, Categorical):
@@ -143,10 +168,14 @@ class EncodingFitter:
         features = {f"{group}.{name}": feature for group, name, feature in self._features}
         return Encoding(
             self.spec,
-            vocabularies={table: counts.vocabulary() for table, counts in self._counts.items()},
+            vocabularies=self.vocabularies(),
             scalings={key: sums.scaling() for key, sums in self._sums.items()},
             edges={key: sample.edges(_buckets(features[key])) for key, sample in self._samples.items()},
         )
+
+    def vocabularies(self, known: Mapping[str, pl.Series] = MappingProxyType({})) -> dict[str, pl.Series]:
+        """Return the values of each embedding table that get ids, without those that have one already."""
+        return {table: counts.vocabulary(known.get(table)) for table, counts in self._counts.items()}
 
     def _numbers(self, feature: Dense, values: pl.Series, frame: pl.DataFrame) -> Numbers:
         try:
@@ -160,9 +189,12 @@ class EncodingFitter:
 
 
 def _needs_fit(feature: FeatureConfig) -> bool:
-    if isinstance(feature, Categorical):
-        return feature.vocabulary is not None
-    return isinstance(feature, Dense) and (feature.standardise or isinstance(feature.bucketize, int))
+    scaled = isinstance(feature, Dense) and (feature.standardise or isinstance(feature.bucketize, int))
+    return scaled or _has_vocabulary(feature)
+
+
+def _has_vocabulary(feature: FeatureConfig) -> bool:
+    return isinstance(feature, Categorical) and feature.vocabulary is not None
 
 
 def _buckets(feature: FeatureConfig) -> int:
@@ -181,11 +213,18 @@ class _ValueCounts:
     def add(self, counted: pl.DataFrame) -> None:
         self._counts.add(counted)
 
-    def vocabulary(self) -> pl.Series:
-        """Return the values that get ids: the most frequent first, values of equal frequency sorted."""
-        frequent = self._counts.result().filter(pl.col("count") >= self._limits.min_count)
+    def vocabulary(self, known: pl.Series | None = None) -> pl.Series:
+        """Return the values that get ids: the most frequent first, values of equal frequency sorted.
+
+        Args:
+            known: Values that have ids already. They count for the largest size.
+        """
+        frequent, taken = self._counts.result().filter(pl.col("count") >= self._limits.min_count), 0
+        if known is not None:
+            frequent, taken = frequent.join(known.to_frame("value"), on="value", how="anti"), len(known)
         ordered = frequent.sort("count", "value", descending=[True, False])["value"]
-        return ordered.head(self._limits.max_size or len(ordered))
+        most = self._limits.max_size
+        return ordered if most is None else ordered.head(max(0, most - taken))
 
 
 def _counted(values: pl.Series) -> pl.DataFrame:

@@ -3,16 +3,17 @@
 ::
 
     LOG/state/NAME/columns.arrow             the types of the columns of the source, without rows
+    LOG/state/NAME/vocabularies/TABLE.arrow  values with ids
     LOG/state/NAME/after/                    the state after the newest day, from which days are appended
     LOG/state/NAME/before/                   the state before the newest day, from which that day can be written again,
     LOG/state/NAME/newest/ORIGIN.parquet     and the rows of the newest day
 
     STATE/items.arrow                        the item table
-    STATE/vocabularies/TABLE.arrow           values with ids
     STATE/histories/SEQUENCE.parquet         the last events of every user
     STATE/unknown/ORIGIN.parquet             keys that a joined table did not have
     STATE/counts.json                        counts of rows, requests and values
 
+A day that is written again keeps the ids of its values, also if late rows would have given them in another order.
 Tables with nulls are Parquet files: Arrow files have arbitrary bytes in place of nulls. `NAME` depends on the content.
 The manifest of the log names the valid state, so a log whose preparation was killed still has the state of its
 manifest.
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
@@ -34,8 +36,9 @@ from rankfall._files import checksum, write_file
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import GrowingItems
-from rankfall.data.impressions.log import map_table
+from rankfall.data.impressions.log import GROWTH, map_table
 from rankfall.data.impressions.log_writer import write_table, write_vocabularies
+from rankfall.data.impressions.schema import VOCABULARIES
 from rankfall.data.sources.rows.log_sequences import SequenceHistories
 from rankfall.data.sources.rows.row_files import RowFile
 
@@ -64,12 +67,28 @@ class LogState:
     counts: Counts = field(default_factory=Counts)
     unknown: dict[Origin, pl.DataFrame] = field(default_factory=dict)  # keys that a table did not have
     unknown_requests: int = 0  # requests that the table of requests did not have
+    growth: dict[str, dict[str, int]] = field(default_factory=dict)  # new values by day and embedding table
+
+    def grow(self, day: str, found: Mapping[str, pl.Series]) -> None:
+        """Give new values of a day ids behind those of the known ones.
+
+        Args:
+            day: The day.
+            found: The new values of each embedding table, in the order of their ids.
+        """
+        new = {table: values for table, values in found.items() if len(values)}
+        if not new:
+            return
+        known = self.encoding.vocabularies
+        grown = {table: pl.concat([known[table], values.cast(known[table].dtype)]) for table, values in new.items()}
+        self.encoding = replace(self.encoding, vocabularies={**known, **grown})
+        counts = Counter(self.growth.get(day, {})) + Counter({table: len(values) for table, values in new.items()})
+        self.growth[day] = dict(sorted(counts.items()))
 
     def save(self, directory: Path) -> None:
         """Write the state to a new directory."""
         make_directory(directory)
         write_table(directory / "items.arrow", self.items.table.combine_chunks())
-        write_vocabularies(directory, {name: values.to_arrow() for name, values in self.encoding.vocabularies.items()})
         frames = {f"histories/{name}": events for name, events in self.histories.events().items()}
         frames |= {f"unknown/{origin}": keys.sort(keys.columns) for origin, keys in self.unknown.items()}
         for name, frame in frames.items():
@@ -84,13 +103,13 @@ class LogState:
         """Read a state.
 
         Args:
-            directory: The directory of the state.
+            directory: The directory of the state, beside the vocabularies.
             spec: The description of the log, with the names that its columns have when they are read.
             log: The log, which has what was fitted to its first days.
         """
         items = map_table(directory / "items.arrow")
-        tables = sorted((directory / "vocabularies").glob("*.arrow"))
-        vocabularies = {path.stem: pl.Series(pl.from_arrow(map_table(path)["value"])) for path in tables}
+        tables = {table: directory.parent / VOCABULARIES / f"{table}.arrow" for table in log.manifest[VOCABULARIES]}
+        vocabularies = {table: pl.Series(pl.from_arrow(map_table(path)["value"])) for table, path in tables.items()}
         fitted = Encoding.of_log(log)
         counts = json.loads((directory / "counts.json").read_text(encoding="utf-8"))
         return cls(
@@ -100,6 +119,7 @@ class LogState:
             Counts.from_json(counts["counts"]),
             dict(_frames(directory / "unknown")),  # type: ignore[arg-type]  # the files are named by origins
             counts["unknown_requests"],
+            {day: dict(tables) for day, tables in log.manifest.get(GROWTH, {}).items()},
         )
 
 
@@ -116,6 +136,7 @@ def store_state(state: LogState, log: SpooledLog, order: RequestOrder, directory
         The entry in the manifest: the name of the state, and the checksums of its files.
     """
     state.save(directory / "after")
+    write_vocabularies(directory, state.encoding.arrays)
     columns = {_SEPARATOR.join(which): kind for which, kind in sorted(log.raw.types.items())}
     write_table(directory / "columns.arrow", _to_arrow(pl.DataFrame(schema=columns)))
     newest = order.days[-1]
@@ -125,6 +146,11 @@ def store_state(state: LogState, log: SpooledLog, order: RequestOrder, directory
     }
     content = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
     return {"name": f"{newest}-{content[:12]}", "files": files}
+
+
+def growth_entry(state: LogState) -> dict[str, Any]:
+    """Return the entry of the manifest about new values of vocabularies; none if there are no such values."""
+    return {GROWTH: state.growth} if state.growth else {}
 
 
 def publish_state(directory: Path, log: ImpressionLog, entry: Mapping[str, Any]) -> None:

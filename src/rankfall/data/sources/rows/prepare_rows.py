@@ -37,7 +37,7 @@ from rankfall.data.sources.problems import pointing_to_check
 from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.fit import fit_portions
 from rankfall.data.sources.rows.log_sequences import SequenceHistories
-from rankfall.data.sources.rows.log_state import STATE, LogState, store_state
+from rankfall.data.sources.rows.log_state import STATE, LogState, growth_entry, store_state
 from rankfall.data.sources.rows.own_source import rows_of_source, with_absolute_source
 from rankfall.data.sources.rows.portions import spool_log
 from rankfall.data.sources.rows.provenance import provenance
@@ -47,10 +47,10 @@ from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, check_sour
 from rankfall.data.sources.rows.write_days import write_days
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rankfall._engine import Engine, Report
+    from rankfall._engine import Engine
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import DataCheck
     from rankfall.data.sources.rows.portions import SpooledLog
@@ -70,6 +70,7 @@ def prepare_rows(
     requests: Path | None = None,
     seed: int = 0,
     fit_days: int | None = None,
+    grow: bool = False,
     force: bool = False,
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
@@ -90,6 +91,7 @@ def prepare_rows(
         seed: Seed of the sample and of random negatives.
         fit_days: The number of first days that vocabularies, scalings and buckets are fitted to; by default all days
             except the last.
+        grow: Add the new values of later days to the vocabularies, day by day.
         force: Replace an existing impression log.
         skip_bad: Check the log first and drop its bad rows, at most this many, tables included. A whole request is
             dropped if its rows contradict each other. By default the first bad row is an error.
@@ -129,15 +131,16 @@ def prepare_rows(
             encoding = fit_portions(log, of_fit, on_rows, engine)
             writer = LogWriter(directory, spec, encoding.features, _schema(raw))
             state = LogState(encoding, GrowingItems(numbered=log.needs_numbers), SequenceHistories(raw.spec))
-            on_rows = Step("writing", order.rows, on_progress)
-            extra = _write(log, order, state, writer, appendable=appendable, seed=seed, on_rows=on_rows, engine=engine)
+            growing = [day for day in order.days if grow and day not in fitted]
+            written = partial(write_days, growing=growing, on_rows=Step("writing", order.rows, on_progress))
+            extra = _write(written, log, order, state, writer, appendable=appendable, seed=seed, engine=engine)
         delete_tree(spooled)
-        vocabularies = {name: values.to_arrow() for name, values in encoding.vocabularies.items()}
+        writer.features = state.encoding.features
         on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
         made = provenance(raw, order, state, seed=seed, fit_days=fitted, on_file=on_file, engine=engine)
         if inputs.own is not None:
             made["sources"] = [inputs.own.about(order.rows)]
-        writer.finish(state.items.table, vocabularies, {**made, **about, **inputs.about}, extra)
+        writer.finish(state.items.table, state.encoding.arrays, {**made, **about, **inputs.about}, extra)
     return ImpressionLog.load(out)
 
 
@@ -178,6 +181,7 @@ def check_rows(
 
 
 def _write(
+    write: Callable[..., None],
     log: SpooledLog,
     order: RequestOrder,
     state: LogState,
@@ -185,13 +189,12 @@ def _write(
     *,
     appendable: bool,
     seed: int,
-    on_rows: Report,
     engine: Engine,
 ) -> dict[str, Any]:
     """Write all days, and if the log is to be appendable also its state; return the entries for the manifest."""
     if not appendable:
-        write_days(log, order, state, writer.write, seed=seed, on_rows=on_rows, engine=engine)
-        return {}
+        write(log, order, state, writer.write, seed=seed, engine=engine)
+        return growth_entry(state)
     stored = writer.directory / STATE / "new"
     make_directory(stored)
 
@@ -199,10 +202,10 @@ def _write(
         if len(order.days) > 1:
             before.save(stored / "before")
 
-    write_days(log, order, state, writer.write, seed=seed, on_rows=on_rows, engine=engine, before_last=save)
+    write(log, order, state, writer.write, seed=seed, engine=engine, before_last=save)
     entry = store_state(state, log, order, stored)
     rename(stored, stored.with_name(entry["name"]))
-    return {STATE: entry}
+    return {STATE: entry, **growth_entry(state)}
 
 
 def _fit_days(days: Sequence[str], count: int | None) -> list[str]:

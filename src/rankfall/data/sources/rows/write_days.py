@@ -12,12 +12,13 @@ import polars as pl
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import BadValueError
 from rankfall.data.impressions.spec import column_of
+from rankfall.data.sources.rows.fit import new_values
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
 from rankfall.data.sources.rows.log_sequences import event_columns, find_events
 from rankfall.data.sources.rows.portions import first_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Container, Generator, Sequence
 
     import pyarrow as pa
 
@@ -41,6 +42,7 @@ def write_days(
     seed: int,
     on_rows: Report,
     engine: Engine,
+    growing: Container[str] = (),
     before_last: Callable[[LogState], None] = lambda state: None,
 ) -> None:
     """Write the impressions of all days of a spooled log.
@@ -53,12 +55,15 @@ def write_days(
         seed: Seed of the sample and of random negatives.
         on_rows: Receives the number of rows that were written.
         engine: Runs the work on the portions.
+        growing: The days whose new values are added to the vocabularies.
         before_last: Receives the state before the last day.
     """
     days = [(day, list(of_day)) for day, of_day in groupby(order.portions, key=lambda portion: portion.day)]
     for number, (day, of_day) in enumerate(days, start=1):
         if number == len(days):
             before_last(state)
+        if day in growing:
+            state.grow(day, new_values(log, of_day, state.encoding.vocabularies, engine))
         _add_items(log, of_day, state, engine)
         _write_day(_Assembly(log, state.encoding, state.items.table, seed), day, of_day, state, write, on_rows, engine)
     state.unknown_requests += order.unknown
