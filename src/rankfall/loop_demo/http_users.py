@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from zlib import crc32
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ _BUSY = (503, 504)
 
 class ServiceError(OSError):
     """The service did not answer, or refused a call."""
+
+
+class ServedModel(NamedTuple):
+    """The name of a model in answers, and the day after which it was bundled."""
+
+    model: str
+    day: str
 
 
 class HttpUsers:
@@ -57,15 +64,15 @@ class HttpUsers:
         answers = self._all(lambda events: self.call("POST", "/events", {"events": events}), filter(None, calls))
         return sum(answer["accepted"] for answer in answers)
 
-    def served(self) -> str | None:
-        """Return the directory of the bundle that is served; None while the service starts."""
+    def served(self) -> ServedModel | None:
+        """Return the model that is served; None while the service starts."""
         try:
             status, text = self._send("GET", "/model", None)
         except (OSError, http.client.HTTPException):
             self._forget()
             return None
         main = json.loads(text)["bundles"]["main"] if status == 200 else None
-        return None if main is None else str(main["bundle"])
+        return None if main is None else ServedModel(main["model"], main["path"])
 
     def _all(self, send: Callable[[Any], dict[str, Any]], bodies: Iterable[Any]) -> list[dict[str, Any]]:
         return list(self._threads.map(send, bodies))

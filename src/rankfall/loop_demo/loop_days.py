@@ -14,7 +14,7 @@ from rankfall._json_reader import parse_json
 from rankfall.simulation.platform import day_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from rich.table import Table
 
     from rankfall.loop_demo.loop_files import Answers, LoopFiles
     from rankfall.simulation.live_users import LivePortion, LiveReactions
@@ -95,11 +95,29 @@ class LoopDays:
                 report = parse_json(path.read_bytes())
                 day.samples, day.events = report["sampled"], report["events"]
 
+    def to_json(self, last: int) -> dict[str, Any]:
+        """Return the figures of the days up to the one of that number."""
+        return {"days": [day.to_json() for day in self.upto(last)]}
+
+    def save(self, last: int) -> None:
+        """Write the figures of the days up to the one of that number."""
+        write_file(self._files.result, json.dumps(self.to_json(last), indent=1) + "\n")
+
+    def table(self, last: int) -> Table:
+        """Return a table of the days up to the one of that number."""
+        from rich.table import Table
+
+        table = Table()
+        table.add_column("day", style="cyan")
+        table.add_column("answered by the model of")
+        for name in ("requests", "samples", "events", "joint recall", "reward per request"):
+            table.add_column(name, justify="right")
+        for day in self.upto(last):
+            recall = f"{np.mean(day.recall):.3f}" if day.recall else ""
+            counts = [f"{count:,}" if count is not None else "" for count in (day.samples, day.events)]
+            table.add_row(day.day, day.model, f"{len(day.reward):,}", *counts, recall, f"{np.mean(day.reward):.3f}")
+        return table
+
     def upto(self, last: int) -> list[LoopDay]:
         """Return the days up to the one of that number."""
         return [day for name, day in self._days.items() if name <= day_name(last)]
-
-    def save(self, days: Iterable[LoopDay]) -> None:
-        """Write the figures of days."""
-        content = {"days": [day.to_json() for day in days]}
-        write_file(self._files.result, json.dumps(content, indent=1) + "\n")

@@ -27,7 +27,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._disk import make_directory, open_new
-from rankfall._files import new_content, write_file
+from rankfall._files import new_content, remove_directory, write_file
 from rankfall._json_reader import parse_json
 from rankfall._manifest import has_format
 from rankfall._yaml_config import to_yaml
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from rankfall.simulation.platform import ServedPortion
 
 FORMAT = "loop of a demonstration"
-METHOD = "lcron"
+METHOD = "bce"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,17 @@ class LoopFiles:
                     f"{name}: found {value}, but the loop in {self.directory} has {stored[name]}; --force begins again"
                 )
         return True
+
+    def remove(self) -> None:
+        """Delete a loop.
+
+        Raises:
+            ValueError: If the directory has something else.
+        """
+        if has_format(self.manifest, FORMAT):
+            remove_directory(self.directory)
+        elif self.directory.exists() and any(self.directory.glob("[!.]*")):
+            raise ValueError(f"out: {self.directory} is not empty and has no loop; name another directory")
 
     def begin(self, settings: LoopSettings, users: LiveUsers, past: Iterable[ServedPortion]) -> None:
         """Write what a loop begins with: `past` has the first days of users."""
@@ -175,10 +186,10 @@ def new_users(settings: LoopSettings) -> LiveUsers:
 def stream_config(log: Path, settings: LoopSettings) -> dict[str, Any]:
     """Return the cascade that learns from the log day by day."""
     return {
-        "data": {"path": str(log.resolve()), "labels": "relevance", "length": 150},
+        "data": {"path": str(log.resolve()), "length": 150},
         "relevant": 10,
         "stages": STAGES,
-        "objective": {"name": "lcron", "topk": {"name": "dftopk", "tau": 1.0}},
+        "objective": {"name": METHOD, "min_depth": 0},
         "optimizer": {"lr": 0.01},
         "training": {"batch": settings.batch},
         "seeds": [settings.seed],
@@ -188,6 +199,9 @@ def stream_config(log: Path, settings: LoopSettings) -> dict[str, Any]:
 def write_table(path: Path, frame: pl.DataFrame) -> None:
     """Write a table atomically as an Arrow file."""
     table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    with new_content(path) as temporary, open_new(temporary, "r+b") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+    with (
+        new_content(path) as temporary,
+        open_new(temporary, "r+b") as file,
+        pa.ipc.new_file(file, table.schema) as writer,
+    ):
+        writer.write_table(table)

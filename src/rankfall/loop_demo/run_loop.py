@@ -22,14 +22,14 @@ from rankfall.simulation.world import DAY, FIRST_DAY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from rich.table import Table
 
     from rankfall.loop_demo.loop_files import LoopFiles, LoopSettings
-    from rankfall.simulation.live_users import LivePortion, LiveReactions, LiveUsers
+    from rankfall.simulation.live_users import LivePortion
 
 MARGIN_SECONDS = 60  # of simulated time after which a joiner closes a day for certain
 POLL_SECONDS = 0.25
-CHECK_SECONDS = 5.0  # between readings of the result of the stream
 
 
 class StoppedError(Exception):
@@ -43,7 +43,7 @@ class Loop:
         files: Its files.
         settings: Its settings.
         days: The number of days that the service answers.
-        on_change: Receives the days, and what happens now.
+        on_change: Receives the table of the days, and what happens now.
         stop: Returns whether to stop.
     """
 
@@ -53,7 +53,7 @@ class Loop:
         settings: LoopSettings,
         days: int,
         *,
-        on_change: Callable[[LoopDays, str], None],
+        on_change: Callable[[Table, str], None],
         stop: Callable[[], object] = lambda: False,
     ) -> None:
         self.last = settings.first_days + days - 1  # the last day that the service answers
@@ -63,8 +63,14 @@ class Loop:
         self._commands = LoopCommands(files)
         self._users = new_users(settings)
         self._ended = settings.first_days - 1  # the last day that can be joined
+        self._bundles: dict[str, str] = {}  # days of bundles by the name of their model
         self._events: list[list[dict[str, Any]]] = []  # of the last portion, one list per request
         self._late: list[list[dict[str, Any]]] = []  # those of the portion before that users report later
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of the processes, as they are typed."""
+        return self._commands.texts()
 
     def run(self) -> LoopDays:
         """Run until the service has the model that learned from the last day.
@@ -83,7 +89,7 @@ class Loop:
                 self._start(children, client, port)
                 self._continue(children, client, before, portion)
         self._days.update()
-        self._days.save(self._days.upto(self.last))
+        self._days.save(self.last)
         return self._days
 
     # --- the beginning ------------------------------------------------------------------------------------------------
@@ -144,7 +150,80 @@ class Loop:
 
     def _ask(self, client: HttpUsers, portion: LivePortion) -> Answers:
         answers = client.rank(self._bodies(portion))
-        return Answers.of([answer["ids"] for answer in answers], [answer["model"] for answer in answers])
+        models = [self._bundles.get(answer["model"], answer["model"]) for answer in answers]
+        return Answers.of([answer["ids"] for answer in answers], models)
 
     def _bodies(self, portion: LivePortion) -> list[dict[str, Any]]:
         return request_bodies(self._users.platform, portion.requests, ANSWERED)
+
+    def _react(self, portion: LivePortion, answers: Answers) -> None:
+        """Let users react to answers, and note what they will report."""
+        reactions = self._users.react(portion, answers.items)
+        self._days.add(portion, answers, reactions)
+        self._events = request_events(portion, reactions)
+        self._late = [events for events in self._events if events and is_late(events[0]["request"])]
+        if portion.is_last:
+            self._files.write_items(self._users)  # before the day can be joined, as its bundle needs them
+        if portion.requests.time[-1] > _closing_time(portion.day - 1):
+            self._ended = portion.day - 1
+
+    def _report(self, client: HttpUsers, late: list[list[dict[str, Any]]]) -> None:
+        """Report the events of the last portion, except those that users report later, and of the one before these."""
+        now = [events for events in self._events if events not in self._late]
+        client.report(map(with_repetitions, [*now, *late]))
+
+    def _wait_for_model(self, children: ChildProcesses, client: HttpUsers) -> None:
+        """Wait until the service has the model that learned from the last day that can be joined."""
+        day = day_name(self._ended)
+        stages = [
+            (f"joining {day}", lambda: (self._files.log / "days" / day / "manifest.json").is_file()),
+            (f"training on {day}", lambda: self._is_bundled(children, day)),
+            (f"loading the bundle of {day}", lambda: self._is_served(client, day)),
+        ]
+        if not self._is_served(client, day):
+            for what, is_done in stages:
+                self._wait(children, what, is_done)
+
+    def _is_bundled(self, children: ChildProcesses, day: str) -> bool:
+        """Return whether the bundle of a day is there.
+
+        Raises:
+            ChildError: If the stream reports that it could not train or export, after which it goes on.
+        """
+        path = self._files.stream / "stream.json"
+        if path.is_file():
+            result = parse_json(path.read_bytes())
+            for failure in [*result["failed"], *result["refused"]]:
+                raise children.error("stream", f"reports {failure['message']}")
+        return (self._files.bundles / day / "manifest.json").is_file()
+
+    def _is_served(self, client: HttpUsers, day: str) -> bool:
+        served = client.served()
+        if served is not None:
+            self._bundles[served.model] = served.day
+        return served is not None and served.day == day
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, children: ChildProcesses, what: str, is_done: Callable[[], bool]) -> None:
+        self._show(what)
+        while not is_done():
+            children.check()
+            self._pause()
+
+    def _pause(self) -> None:
+        self._check_stop()
+        time.sleep(POLL_SECONDS)
+
+    def _check_stop(self) -> None:
+        if self._stop():
+            raise StoppedError
+
+    def _show(self, what: str) -> None:
+        self._days.update()
+        self._on_change(self._days.table(self.last), what)
+
+
+def _closing_time(day: int) -> int:
+    """Return the time in ms after which a request shows that a day can be joined."""
+    return (FIRST_DAY + (day + 1) * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000

@@ -134,8 +134,8 @@ _INDUSTRY = replace(
         logged=15,
     ),
 )
-# The platform of `rankfall demo --loop`, which has no preset of `rankfall simulate`: few items, whose quality is a large
-# part of their relevance, so that a cascade that begins with some thousand requests learns more every day.
+# The platform of `rankfall demo --loop`. It has few items, whose quality is a large part of their relevance, so that a
+# cascade that begins with some thousand requests learns more every day. `rankfall simulate` has no such preset.
 LOOP = replace(
     _TINY,
     name="loop",
