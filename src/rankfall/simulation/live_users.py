@@ -74,6 +74,9 @@ class LiveUsers:
     Args:
         platform: A platform before its first day.
         first_days: The number of days that the platform serves itself, see :meth:`past`.
+
+    Attributes:
+        day: The number of the current day.
     """
 
     def __init__(self, platform: Platform, first_days: int) -> None:
@@ -81,7 +84,7 @@ class LiveUsers:
             raise ValueError(f"first_days: found {first_days}, expected at least 1")
         self.platform = platform
         self._first_days = first_days
-        self._day, self._number = first_days - 1, 0
+        self.day, self._number = first_days - 1, 0
         self._edges = np.zeros(1, np.int64)  # of the portions of the day
         self._alive = np.zeros(0, np.int64)
         self._waiting: LivePortion | None = None
@@ -97,11 +100,11 @@ class LiveUsers:
         if self._number + 1 >= len(self._edges):
             self._begin_day()
         first, last = self._edges[self._number : self._number + 2].tolist()
-        requests = self.platform.arrivals(self._day, self._number, first, last)
+        requests = self.platform.arrivals(self.day, self._number, first, last)
         relevance = self._relevance(requests)
         best = _best(relevance, self._alive, requests.history.item)
         is_last = self._number + 2 == len(self._edges)
-        self._waiting = LivePortion(self._day, self._number, is_last, requests, self._alive, relevance, best)
+        self._waiting = LivePortion(self.day, self._number, is_last, requests, self._alive, relevance, best)
         return self._waiting
 
     def react(self, portion: LivePortion, answers: Answers) -> LiveReactions:
@@ -140,16 +143,16 @@ class LiveUsers:
     def tomorrow(self) -> tuple[Items, Integers]:
         """Return all items uploaded by the end of the day, and the numbers of those alive when the next one begins."""
         items = copy(self.platform.items)
-        items.extend(self.platform.world.births(self._day))
-        return items, items.alive(FIRST_DAY + (self._day + 1) * DAY)
+        items.extend(self.platform.world.births(self.day))
+        return items, items.alive(FIRST_DAY + (self.day + 1) * DAY)
 
     def _begin_day(self) -> None:
-        self._day, self._number = self._day + 1, 0
-        self.platform.begin(self._day)
+        self.day, self._number = self.day + 1, 0
+        self.platform.begin(self.day)
         count = self.platform.requests_per_day
         edges = portion_edges(count)
         self._edges = np.unique(np.concatenate([edges, [min(count, max(1, round(OPENING * count)))]]))
-        self._alive = self.platform.items.alive(FIRST_DAY + self._day * DAY)
+        self._alive = self.platform.items.alive(FIRST_DAY + self.day * DAY)
 
     def _relevance(self, requests: Requests) -> Floats:
         """Return the true relevance of all items that are alive, without noise."""

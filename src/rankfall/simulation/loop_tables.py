@@ -77,7 +77,7 @@ def loop_spec(platform: Platform) -> Spec:
         "relevant": {"column": RELEVANT},
         "feedback": list(FEEDBACK),
         "position": "position",
-        # INC
+        "inclusion": INCLUSION,
         "features": {
             "user": {name: ids[name] for name in USER_IDS},
             "context": times,

@@ -1,0 +1,268 @@
+"""What a cascade learns from its own answers: ten simulated days of the platform of ``rankfall demo --loop``.
+
+    python experiments/loop_study.py OUT --days 10 --seeds 3
+
+Each method begins with the model of the platform's own first days. Every day its bundle answers the simulated users and
+draws samples as a service does; samples and events are written to segments, joined to the log and trained on, without
+HTTP and in one process. The users and their random numbers are the same for all methods of a seed.
+
+==================  ====================================================================================================
+never learns        the first model, with the items of each day
+samples             learns from samples: 10 items of what each stage dropped, and everything that was answered
+samples, weighted   the same with ``weight: inclusion``
+full log            learns from all items: what each stage dropped, and everything that was answered
+==================  ====================================================================================================
+
+OUT/SEED-METHOD.json has the joint recall and the reward of each day, OUT/summary.md the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+import rankfall as rf
+from rankfall._yaml_config import to_yaml
+from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config, write_table
+from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES
+from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
+from rankfall.serving.recording.segments import SegmentWriter
+from rankfall.serving.service.bundle_slots import model_name
+from rankfall.simulation.loop_tables import item_rows, request_bodies, request_events
+from rankfall.simulation.platform import day_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankfall.serving.bundle import Bundle
+    from rankfall.simulation.live_users import LivePortion, LiveUsers
+
+EVERYTHING = 10**6  # items per stage: all that there are
+FEATURES = ("time", "user", "sequences")
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a cascade learns: the items drawn per stage, None if it never learns, and the weights of items."""
+
+    drawn: int | None
+    weight: str | None = None
+
+
+METHODS = {
+    "never learns": Method(None),
+    "samples": Method(10),
+    "samples, weighted": Method(10, "inclusion"),
+    "full log": Method(EVERYTHING),
+}
+
+
+def main() -> None:
+    """Run the study."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--days", type=int, default=10)
+    parser.add_argument("--requests-per-day", type=int, default=600)
+    parser.add_argument("--first-days", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for seed in range(options.seeds):
+        settings = LoopSettings(
+            seed=seed, requests_per_day=options.requests_per_day, first_days=options.first_days, batch=32
+        )
+        for name in options.methods:
+            result = options.out / f"{seed}-{name.replace(', ', '-').replace(' ', '-')}.json"
+            if not result.exists():
+                days = run_method(options.out, settings, METHODS[name], options.days)
+                result.write_text(json.dumps({"seed": seed, "method": name, "days": days}, indent=1))
+            (options.out / "summary.md").write_text(summary(options.out))
+
+
+def run_method(out: Path, settings: LoopSettings, method: Method, days: int) -> list[dict[str, Any]]:
+    """Return the figures of each day."""
+    files, users = LoopFiles(out / "work"), new_users(settings)
+    _begin(files, out / f"begin-{settings.seed}", settings, users)
+    if method.weight:  # in the first days, too
+        shutil.rmtree(files.stream)
+        files.config.write_text(to_yaml(stream_config(files.log, settings) | {"weight": method.weight}))
+        _train(files)
+    if method.drawn is None:
+        _bundle_all_items(files, users, days)
+    found = []
+    for number in range(days):
+        begin = time.process_time()
+        bundle = rf.serving.Bundle.load(sorted(files.bundles.glob("[!.]*"))[-1])
+        day, recall, reward = _serve_day(files, users, bundle, method)
+        files.write_items(users)
+        if method.drawn is not None and number < days - 1:
+            _learn(files)
+        seconds = round(time.process_time() - begin, 1)
+        figures = {"recall": float(np.mean(recall)), "reward": float(np.mean(reward))}
+        found.append({"day": day, **figures, "cpu_seconds": seconds})
+        sys.stderr.write(f"{settings.seed} {method} {found[-1]}\n")
+    return found
+
+
+def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUsers) -> None:
+    """Make the log of the first days and the model that learned from it, which all methods of a seed share."""
+    past = list(users.past())
+    shutil.rmtree(files.directory, ignore_errors=True)
+    if kept.exists():
+        shutil.copytree(kept, files.directory)
+        return
+    files.directory.mkdir()
+    files.begin(settings, users, past)
+    rf.prepare([files.rows], files.log, spec=files.spec, items=files.items, requests=files.requests, progress=False)
+    _train(files)
+    shutil.copytree(files.directory, kept)
+
+
+def _bundle_all_items(files: LoopFiles, users: LiveUsers, days: int) -> None:
+    """Write a bundle with the items of all days; those that are not alive are excluded from each request."""
+    items, _ = users.tomorrow()
+    for day in range(days):
+        items.extend(users.platform.world.births(users.day + 1 + day))
+    write_table(files.catalogue, item_rows(items, np.arange(len(items))))
+    run = next((files.stream / "runs").iterdir())
+    target = sorted(files.bundles.glob("[!.]*"))[-1]
+    rf.export(run, target, data=files.log, items=files.catalogue, force=True, progress=False)
+
+
+def _train(files: LoopFiles) -> None:
+    rf.stream(
+        files.config,
+        files.stream,
+        resume=True,
+        bundles=1,
+        items=files.catalogue,
+        progress=False,
+        on_notice=lambda text: None,
+    )
+
+
+def _learn(files: LoopFiles) -> None:
+    """Join the day and train on it, which writes the bundle of the next day."""
+    rf.join(
+        files.records,
+        files.log,
+        spec=files.spec,
+        items=files.items,
+        close=True,
+        progress=False,
+        on_notice=lambda text: None,
+    )
+    _train(files)
+
+
+def _serve_day(
+    files: LoopFiles, users: LiveUsers, bundle: Bundle, method: Method
+) -> tuple[str, list[float], list[int]]:
+    """Answer the requests of a day, and record them and the reactions."""
+    recall: list[float] = []
+    reward: list[int] = []
+    samples, events = (SegmentWriter(files.records / kind) for kind in (SAMPLES, EVENTS))
+    while True:
+        portion = users.arrive()
+        answers, served = _answer(bundle, users, portion, method)
+        reactions = users.react(portion, answers)
+        recall += reactions.recall.tolist()
+        reward += reactions.reward.tolist()
+        received = int(portion.requests.time[-1])
+        if method.drawn is not None:
+            for batch in sample_batches(served, received):
+                samples.write(batch)
+            reported = [event for of_request in request_events(portion, reactions) for event in of_request]
+            events.write(_event_batch(reported, received))
+        if portion.is_last:
+            break
+    samples.close()
+    events.close()
+    return day_name(portion.day), recall, reward
+
+
+def _answer(
+    bundle: Bundle, users: LiveUsers, portion: LivePortion, method: Method
+) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[ServedRequest]]:
+    bodies = request_bodies(users.platform, portion.requests, ANSWERED)
+    features = [{name: body[name] for name in FEATURES} for body in bodies]
+    gone = np.setdiff1d(bundle.items.ids(np.arange(len(bundle.items))), portion.alive).tolist()
+    encoded = bundle.encode(features, k=ANSWERED, exclude=[[*body["exclude"], *gone] for body in bodies])
+    ids = [body["request"] for body in bodies]
+    draw = None if method.drawn is None else draw_for(ids, share=1.0, counts=(method.drawn,))
+    rankings = bundle.run(encoded, draw=draw).rankings
+    served = [
+        ServedRequest(request, body["time"], model_name(bundle.manifest), bundle, of_request, ranking.sample, 0)
+        for request, body, of_request, ranking in zip(ids, bodies, features, rankings, strict=True)
+    ]
+    return np.array([ranking.ids for ranking in rankings], np.int32), served
+
+
+def _event_batch(events: Sequence[dict[str, Any]], received: int) -> pa.RecordBatch:
+    rows = [{**event, "item": str(event["item"]), "value": float(event["value"])} for event in events]
+    columns = {name: [row[name] for row in rows] for name in EVENT_SCHEMA.names[:-1]}
+    columns["received"] = [received] * len(rows)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(columns[field.name], field.type) for field in EVENT_SCHEMA], schema=EVENT_SCHEMA
+    )
+
+
+def summary(out: Path) -> str:
+    """Return the means over days and seeds, and the lead of each method over "never learns" with its interval."""
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("[0-9]*-*.json"))]
+    lines = [
+        "| method | seeds | joint recall | reward | last day: joint recall | reward |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in METHODS:
+        runs = [one for one in found if one["method"] == name]
+        if runs:
+            means = [_over_seeds(runs, key, slice(None)) for key in ("recall", "reward")]
+            last = [_over_seeds(runs, key, slice(-1, None)) for key in ("recall", "reward")]
+            lines.append(f"| {name} | {len(runs)} | {' | '.join([*means, *last])} |")
+    lines += ["", "| difference | seeds | joint recall | reward |", "|---|---|---|---|"]
+    pairs = [("samples", "never learns"), ("full log", "never learns"), ("samples", "full log")]
+    for one, other in [*pairs, ("samples, weighted", "samples")]:
+        both = [
+            (a, b)
+            for a in found
+            for b in found
+            if a["method"] == one and b["method"] == other and a["seed"] == b["seed"]
+        ]
+        if both:
+            cells = [_difference(both, key) for key in ("recall", "reward")]
+            lines.append(f"| {one} - {other} | {len(both)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _over_seeds(runs: Sequence[dict[str, Any]], key: str, days: slice) -> str:
+    values = [np.mean([day[key] for day in run["days"][days]]) for run in runs]
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
+
+
+def _difference(both: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> str:
+    """Return the mean difference over days, with a 95 % interval over the days of all seeds.
+
+    Days after the first, which all methods answer with the same model.
+    """
+    values = np.array(
+        [x[key] - y[key] for a, b in both for x, y in zip(a["days"][1:], b["days"][1:], strict=True)], np.float64
+    )
+    error = 1.96 * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():+.3f} [{values.mean() - error:+.3f}, {values.mean() + error:+.3f}]"
+
+
+if __name__ == "__main__":
+    main()
