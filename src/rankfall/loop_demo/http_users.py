@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 4
 TIMEOUT_SECONDS = 60.0
-TRIES = 20  # of a call that the service refuses for the moment
+TRIES, PAUSE_SECONDS = 20, 0.5  # of a call that the service refuses for the moment
 DEADLINE_MS = 30_000  # users of a demonstration are patient: other programs may use the processors
 TWICE, LATER = 0.03, 0.02  # shares of events that are sent twice, and of requests whose events are sent later
 _BUSY = (503, 504)
@@ -86,7 +86,7 @@ class HttpUsers:
         content = None if body is None else json.dumps(body)
         for tries in range(TRIES):
             if tries:
-                time.sleep(0.5)
+                time.sleep(PAUSE_SECONDS)
             try:
                 status, text = self._send(method, path, content)
             except (OSError, http.client.HTTPException) as error:
