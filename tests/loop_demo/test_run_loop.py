@@ -84,8 +84,8 @@ def assert_log_is_what_happened(files: LoopFiles) -> None:
         reactions = users.react(portion, answers.items)
         for place, request in enumerate(portion.requests.number.astype(str).tolist()):
             row = logged.pop(request)
-            found = dict(zip(row["item"], zip(row["stage"], row["feedback.effective_view"], strict=True), strict=True))
-            answered = [item for item, (stage, _) in found.items() if stage == len(STAGES) - 1]
+            found = dict(zip(row["item"], zip(row["depth"], row["feedback.effective_view"], strict=True), strict=True))
+            answered = [item for item, (depth, _) in found.items() if depth == len(STAGES) - 1]
             assert set(answered) == set(answers.items[place].tolist())
             viewed = {item for item, (_, views) in found.items() if views > 0}
             seen = reactions.feedback["effective_view"][place] > 0

@@ -63,9 +63,9 @@ class Loop:
         self._commands = LoopCommands(files)
         self._users = new_users(settings)
         self._ended = settings.first_days - 1  # the last day that can be joined
+        self._started = 0.0  # when the stream was started
         self._bundles: dict[str, str] = {}  # days of bundles by the name of their model
         self._events: list[list[dict[str, Any]]] = []  # of the last portion, one list per request
-        self._late: list[list[dict[str, Any]]] = []  # those of the portion before that users report later
 
     @property
     def commands(self) -> list[str]:
@@ -114,6 +114,7 @@ class Loop:
         if not self._files.log.exists():
             self._show("preparing the log of the first days")
             children.run("prepare", self._commands.prepare(), self._pause)
+        self._started = time.time()
         children.start("stream", self._commands.stream())
         first = day_name(self._settings.first_days - 1)
         self._wait(children, f"training on the days up to {first}", self._has_bundle)
@@ -140,9 +141,9 @@ class Loop:
             self._show(f"users of {day_name(portion.day)}")
             answers = self._ask(client, portion)
             self._files.save_answers(portion, answers)
-            late = self._late
+            late = _of_portion(self._events, late=True)  # of the one before
             self._react(portion, answers)
-            self._report(client, late)
+            client.report(map(with_repetitions, [*_of_portion(self._events, late=False), *late]))
             children.check()
             self._check_stop()
             self._wait_for_model(children, client)
@@ -161,41 +162,22 @@ class Loop:
         reactions = self._users.react(portion, answers.items)
         self._days.add(portion, answers, reactions)
         self._events = request_events(portion, reactions)
-        self._late = [events for events in self._events if events and is_late(events[0]["request"])]
         if portion.is_last:
             self._files.write_items(self._users)  # before the day can be joined, as its bundle needs them
         if portion.requests.time[-1] > _closing_time(portion.day - 1):
             self._ended = portion.day - 1
-
-    def _report(self, client: HttpUsers, late: list[list[dict[str, Any]]]) -> None:
-        """Report the events of the last portion, except those that users report later, and of the one before these."""
-        now = [events for events in self._events if events not in self._late]
-        client.report(map(with_repetitions, [*now, *late]))
 
     def _wait_for_model(self, children: ChildProcesses, client: HttpUsers) -> None:
         """Wait until the service has the model that learned from the last day that can be joined."""
         day = day_name(self._ended)
         stages = [
             (f"joining {day}", lambda: (self._files.log / "days" / day / "manifest.json").is_file()),
-            (f"training on {day}", lambda: self._is_bundled(children, day)),
+            (f"training on {day}", lambda: (self._files.bundles / day / "manifest.json").is_file()),
             (f"loading the bundle of {day}", lambda: self._is_served(client, day)),
         ]
         if not self._is_served(client, day):
             for what, is_done in stages:
                 self._wait(children, what, is_done)
-
-    def _is_bundled(self, children: ChildProcesses, day: str) -> bool:
-        """Return whether the bundle of a day is there.
-
-        Raises:
-            ChildError: If the stream reports that it could not train or export, after which it goes on.
-        """
-        path = self._files.stream / "stream.json"
-        if path.is_file():
-            result = parse_json(path.read_bytes())
-            for failure in [*result["failed"], *result["refused"]]:
-                raise children.error("stream", f"reports {failure['message']}")
-        return (self._files.bundles / day / "manifest.json").is_file()
 
     def _is_served(self, client: HttpUsers, day: str) -> bool:
         served = client.served()
@@ -209,7 +191,16 @@ class Loop:
         self._show(what)
         while not is_done():
             children.check()
+            self._check_stream(children)
             self._pause()
+
+    def _check_stream(self, children: ChildProcesses) -> None:
+        """Raise an error if the stream reports that it could not train or export, after which it waits for more."""
+        path = self._files.stream / "stream.json"
+        if path.is_file() and path.stat().st_mtime > self._started:  # and not by an earlier process
+            result = parse_json(path.read_bytes())
+            for failure in [*result["failed"], *result["refused"]]:
+                raise children.error("stream", f"reports {failure['message']}")
 
     def _pause(self) -> None:
         self._check_stop()
@@ -222,6 +213,11 @@ class Loop:
     def _show(self, what: str) -> None:
         self._days.update()
         self._on_change(self._days.table(self.last), what)
+
+
+def _of_portion(events: list[list[dict[str, Any]]], *, late: bool) -> list[list[dict[str, Any]]]:
+    """Return the events of requests whose users report them at once, or after the next portion."""
+    return [of_request for of_request in events if of_request and is_late(of_request[0]["request"]) == late]
 
 
 def _closing_time(day: int) -> int:
