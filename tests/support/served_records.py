@@ -14,11 +14,13 @@ from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
 from rankfall.serving.recording.segments import SegmentWriter
+from rankfall.serving.service.bundle_slots import model_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data import ImpressionLog
+    from rankfall.serving.bundle import Bundle
 
     Record = dict[str, Any]
 
@@ -213,6 +215,44 @@ def _plain(record: Record, *, text: bool) -> Record:
     return (
         {**record, "item": list(map(str, record["item"]))} if text and isinstance(record.get("item"), list) else record
     )
+
+
+def bundle_traffic(bundle: Bundle, times: list[int], seed: int = 0, *, drawn: int = 3) -> Traffic:
+    """Samples of what a bundle answers: all answered items, and some of those that each of its two stages dropped."""
+    chance = random.Random(seed)
+    model, (first, last) = model_name(bundle.manifest), bundle.names
+    traffic = Traffic()
+    for number, time in enumerate(times):
+        request = random_request(chance, time)
+        ranking = bundle.rank(request, k=5, explain=True)
+        assert ranking.stages is not None
+        kept = ranking.stages[0].ids[: ranking.stages[0].kept]
+        outranked = [one for one in kept if one not in ranking.ids]
+        missed = [one for one in range(ITEMS) if one not in kept]
+        draws = [chance.sample(outranked, drawn), chance.sample(missed, drawn)]
+        items = [*ranking.ids, *draws[0], *draws[1]]
+        scores = bundle.score(request, items)
+        order = ranking.stages[1].ids
+        traffic.samples.append(
+            {
+                "request": f"s{number}", "time": time, "received": time + 5, "sampled": True,
+
+                    "model": model,
+                    "bundle": str(bundle.path),
+                    "body": json.dumps(request, sort_keys=True),
+                    "item": items
+                ,
+                "stage": [2] * len(ranking.ids) + [1] * drawn + [0] * drawn,
+                "rank": [*range(len(ranking.ids)), *map(order.index, draws[0]), *[-1] * drawn],
+                "score": [scores[first if place >= len(items) - drawn else last][place] for place in range(len(items))],
+                "inclusion": [1.0] * len(ranking.ids)
+                + [drawn / len(outranked)] * drawn
+                + [drawn / len(missed)] * drawn,
+            }
+        )
+    end = times[-1] + 2 * DAY
+    traffic.samples.append({"request": "end", "time": end, "received": end, "sampled": False})
+    return traffic
 
 
 # --- logs ---------------------------------------------------------------------------------------------------------
