@@ -37,7 +37,7 @@ class Doubling:
         self._before = before
         self.sizes: list[int] = []
 
-    def run(self, batch: EncodedRequests, *, explain: bool) -> Answers:
+    def run(self, batch: EncodedRequests, *, explain: bool, sampled: None) -> Answers:
         self.sizes.append(len(batch))
         self._before()
         return Answers([Ranking([2 * number], [0.0], []) for number in batch.arrays["number"].tolist()], {"only": 0.0})
