@@ -34,7 +34,7 @@ import rankfall as rf
 from rankfall._yaml_config import to_yaml
 from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config, write_table
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES
-from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
 from rankfall.serving.recording.segments import SegmentWriter
 from rankfall.serving.service.bundle_slots import model_name
@@ -93,11 +93,8 @@ def main() -> None:
 def run_method(out: Path, settings: LoopSettings, method: Method, days: int) -> list[dict[str, Any]]:
     """Return the figures of each day."""
     files, users = LoopFiles(out / "work"), new_users(settings)
-    _begin(files, out / f"begin-{settings.seed}", settings, users)
-    if method.weight:  # in the first days, too
-        shutil.rmtree(files.stream)
-        files.config.write_text(to_yaml(stream_config(files.log, settings) | {"weight": method.weight}))
-        _train(files)
+    weight = {} if method.weight is None else {"weight": method.weight}
+    _begin(files, out / "-".join(["begin", str(settings.seed), *weight.values()]), settings, users, weight)
     if method.drawn is None:
         _bundle_all_items(files, users, days)
     found = []
@@ -115,8 +112,8 @@ def run_method(out: Path, settings: LoopSettings, method: Method, days: int) -> 
     return found
 
 
-def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUsers) -> None:
-    """Make the log of the first days and the model that learned from it, which all methods of a seed share."""
+def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUsers, weight: dict[str, str]) -> None:
+    """Make the log of the first days and the model that learned from it, which methods of a seed share."""
     past = list(users.past())
     shutil.rmtree(files.directory, ignore_errors=True)
     if kept.exists():
@@ -124,6 +121,7 @@ def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUser
         return
     files.directory.mkdir()
     files.begin(settings, users, past)
+    files.config.write_text(to_yaml(stream_config(files.log, settings) | weight))
     rf.prepare([files.rows], files.log, spec=files.spec, items=files.items, requests=files.requests, progress=False)
     _train(files)
     shutil.copytree(files.directory, kept)
@@ -175,13 +173,13 @@ def _serve_day(
     samples, events = (SegmentWriter(files.records / kind) for kind in (SAMPLES, EVENTS))
     while True:
         portion = users.arrive()
-        answers, served = _answer(bundle, users, portion, method)
+        answers, served = _answer(bundle, users, portion)
         reactions = users.react(portion, answers)
         recall += reactions.recall.tolist()
         reward += reactions.reward.tolist()
         received = int(portion.requests.time[-1])
         if method.drawn is not None:
-            for batch in sample_batches(served, received):
+            for batch in sample_batches(served, [method.drawn] * len(bundle.stages), received):
                 samples.write(batch)
             reported = [event for of_request in request_events(portion, reactions) for event in of_request]
             events.write(_event_batch(reported, received))
@@ -193,18 +191,21 @@ def _serve_day(
 
 
 def _answer(
-    bundle: Bundle, users: LiveUsers, portion: LivePortion, method: Method
+    bundle: Bundle, users: LiveUsers, portion: LivePortion
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[ServedRequest]]:
     bodies = request_bodies(users.platform, portion.requests, ANSWERED)
     features = [{name: body[name] for name in FEATURES} for body in bodies]
     gone = np.setdiff1d(bundle.items.ids(np.arange(len(bundle.items))), portion.alive).tolist()
     encoded = bundle.encode(features, k=ANSWERED, exclude=[[*body["exclude"], *gone] for body in bodies])
     ids = [body["request"] for body in bodies]
-    draw = None if method.drawn is None else draw_for(ids, share=1.0, counts=(method.drawn,))
-    rankings = bundle.run(encoded, draw=draw).rankings
+    sampled, seeds = sample_requests(ids, 1.0)
+    rankings = bundle.run(encoded, sampled=sampled).rankings
+    model = model_name(bundle.manifest)
     served = [
-        ServedRequest(request, body["time"], model_name(bundle.manifest), bundle, of_request, ranking.sample, 0)
-        for request, body, of_request, ranking in zip(ids, bodies, features, rankings, strict=True)
+        ServedRequest(request, body["time"], model, bundle, of_request, ranking.trail, seed, 0)
+        for request, body, of_request, ranking, seed in zip(
+            ids, bodies, features, rankings, seeds.tolist(), strict=True
+        )
     ]
     return np.array([ranking.ids for ranking in rankings], np.int32), served
 
