@@ -2,9 +2,10 @@
 
     python experiments/loop_study.py OUT --days 10 --seeds 3
 
-Each method begins with the model of the platform's own first days. Every day its bundle answers the simulated users and
-draws samples as a service does; samples and events are written to segments, joined to the log and trained on, without
-HTTP and in one process. The users and their random numbers are the same for all methods of a seed.
+Each method begins with the model of the platform's own first days. Every day a bundle answers the simulated users and
+draws samples as a service does; samples and events are written to segments, joined to the log and trained on, in one
+process. The users and their random numbers are the same for all methods of a seed. Only the first model is exported:
+later bundles have PyTorch's models for stages, which takes less time than exporting graphs every day.
 
 ==================  ====================================================================================================
 never learns        the first model, with the items of each day
@@ -23,30 +24,44 @@ import json
 import shutil
 import sys
 import time
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 import rankfall as rf
 from rankfall._yaml_config import to_yaml
-from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config, write_table
+from rankfall.cascade import Cascade
+from rankfall.data import ImpressionLog
+from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config
+from rankfall.serving.bundle_items import Items
+from rankfall.serving.encoded_requests import NO_ITEM
+from rankfall.serving.export.item_table import load_items
+from rankfall.serving.export.onnx_graphs import as_batch, described
+from rankfall.serving.memory_files import MemoryFile
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES
 from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
 from rankfall.serving.recording.segments import SegmentWriter
 from rankfall.serving.service.bundle_slots import model_name
-from rankfall.simulation.loop_tables import item_rows, request_bodies, request_events
+from rankfall.simulation.loop_tables import request_bodies, request_events
 from rankfall.simulation.platform import day_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankfall.cascade import Stage
     from rankfall.serving.bundle import Bundle
+    from rankfall.serving.encoded_requests import EncodedRequests
+    from rankfall.serving.export.item_table import ItemTable
+    from rankfall.serving.onnx_stages import Rows, Scores
     from rankfall.simulation.live_users import LivePortion, LiveUsers
 
+MOST_TIES = 0.01  # share of places with another item of an equal score
 EVERYTHING = 10**6  # items per stage: all that there are
 FEATURES = ("time", "user", "sequences")
 
@@ -95,13 +110,12 @@ def run_method(out: Path, settings: LoopSettings, method: Method, days: int) -> 
     files, users = LoopFiles(out / "work"), new_users(settings)
     weight = {} if method.weight is None else {"weight": method.weight}
     _begin(files, out / "-".join(["begin", str(settings.seed), *weight.values()]), settings, users, weight)
-    if method.drawn is None:
-        _bundle_all_items(files, users, days)
+    exported = rf.serving.Bundle.load(next(files.bundles.glob("[!.]*")))
     found = []
     for number in range(days):
         begin = time.process_time()
-        bundle = rf.serving.Bundle.load(sorted(files.bundles.glob("[!.]*"))[-1])
-        day, recall, reward = _serve_day(files, users, bundle, method)
+        bundle = torch_bundle(exported, files)
+        day, recall, reward = _serve_day(files, users, bundle, method, exported if number == 0 else None)
         files.write_items(users)
         if method.drawn is not None and number < days - 1:
             _learn(files)
@@ -123,41 +137,70 @@ def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUser
     files.begin(settings, users, past)
     files.config.write_text(to_yaml(stream_config(files.log, settings) | weight))
     rf.prepare([files.rows], files.log, spec=files.spec, items=files.items, requests=files.requests, progress=False)
-    _train(files)
+    _train(files, bundles=1, items=files.catalogue)
     shutil.copytree(files.directory, kept)
 
 
-def _bundle_all_items(files: LoopFiles, users: LiveUsers, days: int) -> None:
-    """Write a bundle with the items of all days; those that are not alive are excluded from each request."""
-    items, _ = users.tomorrow()
-    for day in range(days):
-        items.extend(users.platform.world.births(users.day + 1 + day))
-    write_table(files.catalogue, item_rows(items, np.arange(len(items))))
-    run = next((files.stream / "runs").iterdir())
-    target = sorted(files.bundles.glob("[!.]*"))[-1]
-    rf.export(run, target, data=files.log, items=files.catalogue, force=True, progress=False)
+class TorchStage:
+    """A stage of a bundle that is computed by PyTorch."""
+
+    def __init__(self, stage: Stage, items: ItemTable) -> None:
+        self.name, self.quota = stage.name, stage.quota
+        self._model, self._items = stage.model, items
+
+    @torch.no_grad()
+    def score(self, requests: EncodedRequests, rows: Rows) -> Scores:
+        """Return the scores of items, -inf for -1."""
+        features = {name: values[np.maximum(rows, 0)] for name, values in self._items.features.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in (requests.arrays | features).items()}
+        scores: Scores = self._model(as_batch(tensors)).numpy()
+        return np.where(rows == NO_ITEM, np.float32(-np.inf), scores)
+
+    def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
+        """Return the best of all items, in ascending order."""
+        scores = self.score(requests, np.broadcast_to(np.arange(len(self._items)), (len(requests), len(self._items))))
+        for row, excluded in zip(scores, requests.exclude, strict=True):
+            row[excluded] = -np.inf
+        rows = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, : self.quota], axis=1)
+        return rows, np.take_along_axis(scores, rows, axis=1)
 
 
-def _train(files: LoopFiles) -> None:
+def torch_bundle(exported: Bundle, files: LoopFiles) -> Bundle:
+    """Return the exported bundle with the newest weights, and the items of the day."""
+    (run,) = (files.stream / "runs").iterdir()
+    stages = Cascade.load(run / "checkpoints" / "last.safetensors").eval().stages
+    features = described(stages[0]).features
+    names = [f"item.{feature.name}" for feature in features.of("item")]
+    table = load_items(files.catalogue, ImpressionLog.load(files.log), features, names)
+    content = pa.BufferOutputStream()
+    with pa.ipc.new_file(content, table.table().schema) as writer:
+        writer.write_table(table.table())
+    bundle = copy(exported)
+    bundle.items = Items(MemoryFile(files.catalogue, content.getvalue().to_pybytes()))
+    bundle.stages = [TorchStage(stage, table) for stage in stages]
+    return bundle
+
+
+def _train(files: LoopFiles, **export: Any) -> None:
     rf.stream(
         files.config,
         files.stream,
         resume=True,
-        bundles=1,
-        items=files.catalogue,
+        **export,
         progress=False,
         on_notice=lambda text: None,
     )
 
 
 def _learn(files: LoopFiles) -> None:
-    """Join the day and train on it, which writes the bundle of the next day."""
+    """Join the day and train on it."""
     rf.join(
         files.records,
         files.log,
         spec=files.spec,
         items=files.items,
         close=True,
+        parity=0,  # only the first model has files
         progress=False,
         on_notice=lambda text: None,
     )
@@ -165,15 +208,17 @@ def _learn(files: LoopFiles) -> None:
 
 
 def _serve_day(
-    files: LoopFiles, users: LiveUsers, bundle: Bundle, method: Method
+    files: LoopFiles, users: LiveUsers, bundle: Bundle, method: Method, exported: Bundle | None
 ) -> tuple[str, list[float], list[int]]:
-    """Answer the requests of a day, and record them and the reactions."""
+    """Answer the requests of a day, and record them and the reactions; compare with what was exported, if given."""
     recall: list[float] = []
     reward: list[int] = []
     samples, events = (SegmentWriter(files.records / kind) for kind in (SAMPLES, EVENTS))
     while True:
         portion = users.arrive()
         answers, served = _answer(bundle, users, portion)
+        if exported is not None and (_answer(exported, users, portion)[0] != answers).mean() > MOST_TIES:
+            raise ValueError("the exported bundle answers differently than PyTorch")
         reactions = users.react(portion, answers)
         recall += reactions.recall.tolist()
         reward += reactions.reward.tolist()
@@ -195,8 +240,7 @@ def _answer(
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[ServedRequest]]:
     bodies = request_bodies(users.platform, portion.requests, ANSWERED)
     features = [{name: body[name] for name in FEATURES} for body in bodies]
-    gone = np.setdiff1d(bundle.items.ids(np.arange(len(bundle.items))), portion.alive).tolist()
-    encoded = bundle.encode(features, k=ANSWERED, exclude=[[*body["exclude"], *gone] for body in bodies])
+    encoded = bundle.encode(features, k=ANSWERED, exclude=[body["exclude"] for body in bodies])
     ids = [body["request"] for body in bodies]
     sampled, seeds = sample_requests(ids, 1.0)
     rankings = bundle.run(encoded, sampled=sampled).rankings
