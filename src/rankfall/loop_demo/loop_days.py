@@ -109,8 +109,8 @@ class LoopDays:
 
         table = Table()
         table.add_column("day", style="cyan")
-        table.add_column("answered by the model of")
-        for name in ("requests", "samples", "events", "joint recall", "reward per request"):
+        table.add_column("model of")
+        for name in ("requests", "samples", "events", "joint recall", "reward"):
             table.add_column(name, justify="right")
         for day in self.upto(last):
             recall = f"{np.mean(day.recall):.3f}" if day.recall else ""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +34,7 @@ class LoopDisplay:
     def show(self, table: Table, step: str) -> None:
         """Show the table of the days, and what happens now."""
         if self._live is not None:
-            self._live.update(Group(table, step))
+            self._live.update(Group(table, Text(step)))
         elif step != self._step:
             self.note(step)
         self._step = step
