@@ -11,6 +11,7 @@ import pytest
 
 import rankfall as rf
 from rankfall.data import ImpressionLog
+from rankfall.serving.recording.record_schemas import EVENT_SCHEMA
 from rankfall.serving.recording.segments import SegmentWriter, segments
 from support.command_line import run
 from support.join_kills import copy_of, joined, tree
@@ -148,7 +149,7 @@ def test_wrong_arguments(records: Path, older: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             join(records, older, log, **options)
-    without = {"sequences": {}, "features": {}}
+    without: dict[str, Any] = {"sequences": {}, "features": {}}
     for changes, message in (
         ({"time": None, "day": "at"}, "spec: time: missing; the days of joined logs are dates of the time"),
         ({}, "spec: user: no feature of users has the column 'user'"),
@@ -172,7 +173,7 @@ def test_an_open_segment_keeps_a_day_open(older: Path, tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path / "records" / "events")
     received = {"received": MIDNIGHT + 3 * DAY, "time": MIDNIGHT + 3 * DAY}
     event = {"id": "e", "request": "r0", "item": "1", "kind": "click", "value": 1.0, **received}
-    writer.write(pa.RecordBatch.from_pylist([event], rf.serving.recording.record_schemas.EVENT_SCHEMA))
+    writer.write(pa.RecordBatch.from_pylist([event], EVENT_SCHEMA))
     log = copy_of(older, tmp_path / "log")
     assert join(tmp_path / "records", older, log).waiting == {
         "2024-01-15": "a segment is open that may have records of it",
@@ -208,7 +209,7 @@ def test_the_command_prints_a_table_or_json(
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(json.dumps(served_spec().model_dump(mode="json", exclude_none=True)))
-    line = ["join", records, "--spec", spec, "--items", older / "items.parquet", "--parity", "0"]
+    line: list[str | Path] = ["join", records, "--spec", spec, "--items", older / "items.parquet", "--parity", "0"]
     assert run(*line, "--out", tmp_path / "new", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["closed"] == ["2024-01-15"]
