@@ -234,3 +234,20 @@ def test_late_records_are_counted_for_their_day(older: Path, tmp_path: Path) -> 
     assert reports["2024-01-16"].late_requests == {"2024-01-15": 1}
     assert reports["2024-01-16"].late_events == {"2024-01-15": 1}
     assert next(row for row in result.tables()["days"] if row["day"] == "2024-01-15")["late"] == 2
+
+
+def test_an_event_may_be_recorded_before_its_request(older: Path, tmp_path: Path) -> None:
+    """A service writes samples after it has answered; the client may be faster, and a limit may be between them."""
+    first = random_traffic(1, days=1, requests=4)
+    limit = MIDNIGHT + 3 * DAY + HOUR
+    sample = next(one for one in first.samples if one["sampled"])
+    following = {**sample, "request": "fast", "time": limit - 50, "received": limit + 40}
+    event = {"id": "x", "request": "fast", "item": str(sample["item"][0]), "kind": "click", "value": 1.0}
+    event |= {"time": limit - 10, "received": limit - 10}
+    end = {**sample, "request": "end", "time": limit + 2 * DAY, "received": limit + 2 * DAY}
+    write_segments(tmp_path / "records", Traffic([*first.samples, following, end], [event]))
+    reports = join(tmp_path / "records", older, copy_of(older, tmp_path / "log")).days
+    assert [(report.day, report.events, report.unknown_events) for report in reports] == [
+        ("2024-01-15", 0, 0),
+        ("2024-01-16", 1, 0),
+    ]
