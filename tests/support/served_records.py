@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -97,7 +98,7 @@ def random_request(chance: random.Random, time: int) -> Record:
         {"item": past, "topic": [topic_of(item) for item in past]},
     ]
     return {
-        "time": pl.from_epoch(pl.Series([time]), "ms").dt.strftime("%Y-%m-%dT%H:%M:%S%.3f+00:00")[0],
+        "time": datetime.fromtimestamp(time / 1000, UTC).isoformat(timespec="milliseconds"),
         "user": {"user": f"u{chance.randrange(USERS)}", "age": chance.choice([None, 20, 30.5, 41])},
         "context": {"page": chance.randrange(5), "place": chance.choice(["Ulm", "Bonn", None])},
         "sequences": {"history": chance.choice(forms)},
@@ -229,21 +230,22 @@ def bundle_traffic(bundle: Bundle, times: list[int], seed: int = 0, *, drawn: in
         kept = ranking.stages[0].ids[: ranking.stages[0].kept]
         outranked = [one for one in kept if one not in ranking.ids]
         missed = [one for one in range(ITEMS) if one not in kept]
-        draws = [chance.sample(outranked, drawn), chance.sample(missed, drawn)]
-        items = [*ranking.ids, *draws[0], *draws[1]]
+        second, whole = chance.sample(outranked, drawn), chance.sample(missed, drawn)
+        items = [*ranking.ids, *second, *whole]
         scores = bundle.score(request, items)
         order = ranking.stages[1].ids
         traffic.samples.append(
             {
-                "request": f"s{number}", "time": time, "received": time + 5, "sampled": True,
-
-                    "model": model,
-                    "bundle": str(bundle.path),
-                    "body": json.dumps(request, sort_keys=True),
-                    "item": items
-                ,
+                "request": f"s{number}",
+                "time": time,
+                "received": time + 5,
+                "sampled": True,
+                "model": model,
+                "bundle": str(bundle.path),
+                "body": json.dumps(request, sort_keys=True),
+                "item": items,
                 "stage": [2] * len(ranking.ids) + [1] * drawn + [0] * drawn,
-                "rank": [*range(len(ranking.ids)), *map(order.index, draws[0]), *[-1] * drawn],
+                "rank": [*range(len(ranking.ids)), *map(order.index, second), *[-1] * drawn],
                 "score": [scores[first if place >= len(items) - drawn else last][place] for place in range(len(items))],
                 "inclusion": [1.0] * len(ranking.ids)
                 + [drawn / len(outranked)] * drawn

@@ -218,7 +218,7 @@ class Joiner:
         joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
         counts = MatchCounts()
         for part in spool:
-            matched = match_records(part, day, earlier)
+            matched = match_records(part, day, limit, earlier)
             counts += matched.counts
             parity.check_scores(matched.samples)
             written.add(matched, rows.write(matched))
