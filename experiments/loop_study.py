@@ -37,16 +37,20 @@ import rankfall as rf
 from rankfall._yaml_config import to_yaml
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLog
+from rankfall.data.impressions.encoding import Encoding
+from rankfall.encoding.lookup import Lookup
 from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config
 from rankfall.serving.bundle_items import Items
 from rankfall.serving.encoded_requests import NO_ITEM
+from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
-from rankfall.serving.export.onnx_graphs import as_batch, described
+from rankfall.serving.export.onnx_graphs import as_batch, described, inputs_of
 from rankfall.serving.memory_files import MemoryFile
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES
 from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
 from rankfall.serving.recording.segments import SegmentWriter
+from rankfall.serving.request_encoder import RequestEncoder
 from rankfall.serving.service.bundle_slots import model_name
 from rankfall.simulation.loop_tables import request_bodies, request_events
 from rankfall.simulation.platform import day_name
@@ -171,13 +175,18 @@ def torch_bundle(exported: Bundle, files: LoopFiles) -> Bundle:
     stages = Cascade.load(run / "checkpoints" / "last.safetensors").eval().stages
     features = described(stages[0]).features
     names = [f"item.{feature.name}" for feature in features.of("item")]
-    table = load_items(files.catalogue, ImpressionLog.load(files.log), features, names)
+    log = ImpressionLog.load(files.log)
+    encoding, table = Encoding.of_log(log), load_items(files.catalogue, log, features, names)
     content = pa.BufferOutputStream()
     with pa.ipc.new_file(content, table.table().schema) as writer:
         writer.write_table(table.table())
     bundle = copy(exported)
     bundle.items = Items(MemoryFile(files.catalogue, content.getvalue().to_pybytes()))
     bundle.stages = [TorchStage(stage, table) for stage in stages]
+    inputs = dict.fromkeys(name for stage in stages for name in inputs_of(stage))
+    rules = request_rules(encoding, features, list(inputs))
+    known = {name: Lookup.of(values) for name, values in request_vocabularies(encoding, rules).items()}
+    bundle._requests = RequestEncoder(rules, known, bundle.items)
     return bundle
 
 
@@ -201,6 +210,7 @@ def _learn(files: LoopFiles) -> None:
         items=files.items,
         close=True,
         parity=0,  # only the first model has files
+        grow=True,
         progress=False,
         on_notice=lambda text: None,
     )

@@ -38,6 +38,7 @@ def join(
     poll: float = 10.0,
     parity: float = 0.01,
     bundles: PathLike | None = None,
+    grow: bool = False,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     on_day: Callable[[DayReport], None] = lambda report: None,
@@ -57,6 +58,7 @@ def join(
         poll: Seconds between checks for new records, with `follow`.
         parity: Share of the requests that are encoded and scored again by the bundle that answered them.
         bundles: Where bundles are searched that are not at their place any more.
+        grow: Give new values of vocabularies ids behind the known ones, as ``rankfall prepare rows --append --grow``.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -71,7 +73,7 @@ def join(
         ParityError: If a request is encoded or scored differently now. The log does not get its day.
         ValueError: If records, tables or arguments are wrong; the message says where.
     """
-    settings = {"wait": _milliseconds(wait), "close": close, "parity": _share(parity)}
+    settings = {"wait": _milliseconds(wait), "close": close, "parity": _share(parity), "grow": grow}
     if follow and close:
         raise ValueError("close: found with follow; a day is closed at once, or when its records have been received")
     if not poll > 0:

@@ -77,6 +77,9 @@ def join(
             show_default=False,
         ),
     ] = None,
+    grow: Annotated[
+        bool, typer.Option("--grow", help="Give new values of vocabularies ids of their own, behind the known ones.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Join the samples and events of a service to a log, one closed day after the other.
@@ -106,6 +109,7 @@ def join(
             poll=poll,
             parity=parity,
             bundles=bundles,
+            grow=grow,
             progress=display.show,
             on_notice=display.note,
             on_day=lambda report: display.note(_day_note(report)),

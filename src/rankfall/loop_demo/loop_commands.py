@@ -37,7 +37,7 @@ class LoopCommands:
     def join(self) -> list[str]:
         """Append each day of samples and events to the log."""
         files = self._files
-        options = ["--items", str(files.items), "--wait", f"{WAIT_SECONDS}s", "--follow", "--poll", _POLL]
+        options = ["--items", str(files.items), "--wait", f"{WAIT_SECONDS}s", "--follow", "--poll", _POLL, "--grow"]
         return ["join", str(files.records), "--spec", str(files.spec), "--out", str(files.log), *options]
 
     def stream(self) -> list[str]:

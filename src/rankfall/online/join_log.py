@@ -69,6 +69,7 @@ class JoinSettings:
         close: Close all days that have samples, whether all of their records have been received or not.
         parity: The share of the requests that are encoded and scored again.
         bundles: Where bundles are searched that are not at their place any more.
+        grow: Let vocabularies of the log grow by new values; see :func:`append_rows`.
     """
 
     items: Path | None = None
@@ -77,6 +78,7 @@ class JoinSettings:
     close: bool = False
     parity: float = 0.01
     bundles: Path | None = None
+    grow: bool = False
 
 
 class Joiner:
@@ -251,7 +253,7 @@ class Joiner:
         }
         try:
             if is_log(self._log):
-                append_rows(sources, self._log, **options)
+                append_rows(sources, self._log, grow=self._settings.grow, **options)
             else:
                 prepare_rows(sources, self._log, self._spec, **options)
         except ValueError as error:
