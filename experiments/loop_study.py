@@ -185,7 +185,7 @@ def torch_bundle(exported: Bundle, files: LoopFiles) -> Bundle:
     bundle.stages = [TorchStage(stage, table) for stage in stages]
     inputs = dict.fromkeys(name for stage in stages for name in inputs_of(stage))
     rules = request_rules(encoding, features, list(inputs))
-    known = {name: Lookup.of(values) for name, values in request_vocabularies(encoding, rules).items()}
+    known = {name: Lookup.of(values, name=name) for name, values in request_vocabularies(encoding, rules).items()}
     bundle._requests = RequestEncoder(rules, known, bundle.items)
     return bundle
 

@@ -28,8 +28,8 @@ class DayBundles:
     """Exports the weights after a day to ``DIRECTORY/METHOD/DAY``, and keeps the last `keep` bundles of a method.
 
     No bundle is written for a day with `keep` later days, because it would be deleted again. `items` is a file with the
-    items of bundles, which is read for each bundle; by default they are those of the log up to the day. `on_step` receives the
-    progress of an export, `on_note` messages; an object with the default callbacks can be pickled.
+    items of bundles, which is read for each bundle; by default they are those of the log up to the day. `on_step`
+    receives the progress of an export, `on_note` messages; an object with the default callbacks can be pickled.
     """
 
     directory: Path
