@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._json_reader import parse_json
 from rankfall.loop_demo.child_processes import ChildProcesses, free_port
-from rankfall.loop_demo.http_users import HttpUsers, is_late, with_repetitions
+from rankfall.loop_demo.http_users import HttpUsers, ServiceError, is_late, with_repetitions
 from rankfall.loop_demo.loop_commands import WAIT_SECONDS, LoopCommands
 from rankfall.loop_demo.loop_days import LoopDays
 from rankfall.loop_demo.loop_files import ANSWERED, Answers, new_users
@@ -87,7 +87,11 @@ class Loop:
             port = free_port()
             with ChildProcesses(self._files.logs) as children, HttpUsers(port) as client:
                 self._start(children, client, port)
-                self._continue(children, client, before, portion)
+                try:
+                    self._continue(children, client, before, portion)
+                except ServiceError:
+                    children.check()  # if the service has ended, its output says why
+                    raise
         self._days.update()
         self._days.save(self.last)
         return self._days
