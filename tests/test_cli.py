@@ -98,6 +98,8 @@ def test_the_commands_of_the_main_path_are_accepted(
         ("methods", "--kind", "objektive"),
         ("demo", "--seed", "-1"),
         ("demo", "--colour", "red"),
+        ("demo", "--days", "2"),
+        ("demo", "--loop", "--days", "0"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +190,16 @@ def test_demo_does_not_replace_other_files(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "config.yaml").write_text("mine")
     assert run("demo", "--quick", "--force", "--out", str(tmp_path)) == 1
     assert f"out: {tmp_path} contains config.yaml but no log" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_loop_does_not_replace_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], force: list[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    assert run("demo", "--loop", "--quick", "--out", str(tmp_path), *force) == 1
+    assert f"out: {tmp_path} is not empty and has no loop" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 

@@ -28,6 +28,7 @@ from rankfall.commands import (
     examination,
     export,
     init,
+    join,
     methods,
     plan,
     prepare,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (init, simulate, prepare, data, examination),
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
-    "Serve": (export, serve, collect),
+    "Serve": (export, serve, collect, join),
     "Results": (report, reproduce),
     "Explore": (demo, methods, bench, config, clean),
 }

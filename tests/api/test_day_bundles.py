@@ -16,8 +16,10 @@ pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
 import numpy as np
+import pyarrow as pa
 import torch
 
+import rankfall as rf
 from rankfall.api.day_bundles import DayBundles
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
@@ -152,6 +154,24 @@ def test_bundles_hold_the_items_of_the_day_and_do_not_change_training(log: Path,
     for path in out.glob("runs/*/days/*.safetensors"):
         path.unlink()
     assert stream_outcome(out) == stream_outcome(tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_bundles_may_hold_the_items_of_a_file(log: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "items.arrow"
+    some = ImpressionLog.load(log).items().slice(20, 300)
+    with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, some.schema) as writer:
+        writer.write_table(some)
+    one_day = content(log) | {"data": {"path": str(log), "days": WEEK[0]}}
+    streamed(one_day, out, on_day=DayBundles(out / "bundles", 1, items=file))
+    bundle = Bundle.load(out / "bundles/lcron" / WEEK[0])
+    bundle.check()
+    assert bundle.items.lookup.values.to_pylist() == some["item"].to_pylist()
+
+
+def test_items_of_bundles_need_bundles(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"items: found items\.arrow without bundles"):
+        rf.stream(content(log), tmp_path / "out", items="items.arrow")
 
 
 @pytest.mark.slow

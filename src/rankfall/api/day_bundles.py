@@ -27,12 +27,14 @@ def _ignore(*arguments: object) -> None:
 class DayBundles:
     """Exports the weights after a day to ``DIRECTORY/METHOD/DAY``, and keeps the last `keep` bundles of a method.
 
-    No bundle is written for a day with `keep` later days, because it would be deleted again. `on_step` receives the
-    progress of an export, `on_note` messages; an object with the default callbacks can be pickled.
+    No bundle is written for a day with `keep` later days, because it would be deleted again. `items` is a file with the
+    items of bundles, which is read for each bundle; by default they are those of the log up to the day. `on_step`
+    receives the progress of an export, `on_note` messages; an object with the default callbacks can be pickled.
     """
 
     directory: Path
     keep: int
+    items: Path | None = None
     on_step: Callable[[StreamRun, str, str], None] = _ignore
     on_note: Callable[[str], None] = _ignore
 
@@ -67,7 +69,8 @@ class DayBundles:
         exported = export_trained(
             Trained(run.directory, run.config, weights, log, [day], _measured(run.directory, day)),
             place / day,
-            without=_later(log, day),
+            items=self.items,
+            without=None if self.items else _later(log, day),
             force=True,
             on_step=lambda step, done, total: self.on_step(run, day, step),
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall._seal import verification
-from rankfall.api.arguments import override_words
+from rankfall.api.arguments import optional_path, override_words
 from rankfall.api.comparing import failure_texts
 from rankfall.api.day_bundles import DayBundles
 from rankfall.api.display import Progress, issue, reported, warn
@@ -37,6 +37,7 @@ def stream(
     follow: PathLike | None = None,
     poll: float = 10.0,
     bundles: int = 0,
+    items: PathLike | None = None,
     jobs: int = 1,
     verify: bool = True,
     progress: ProgressLike = True,
@@ -54,6 +55,8 @@ def stream(
         follow: Log to train on whose new days are waited for. The function then returns only if all methods fail.
         poll: Seconds between checks for new days, with `follow`.
         bundles: Number of servable bundles to keep per method, one per day, in ``bundles/METHOD/DAY``.
+        items: Arrow or Parquet file with the items of these bundles, which is read again for each bundle. Default: the
+            items of the log up to the day.
         jobs: Training runs at the same time.
         verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
@@ -74,6 +77,8 @@ def stream(
 
     if force and resume:
         raise ValueError("force: found with resume; a stream is either replaced or continued")
+    if items is not None and not bundles:
+        raise ValueError(f"items: found {items} without bundles, the only ones to contain these items")
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
     settings = load_stream(config, [*override_words(overrides), *followed])
     directory = Path(out)
@@ -87,7 +92,7 @@ def stream(
         if bundles:
             check_installed("--bundles")
         work = _StreamWork(directory, len(settings.methods or [""]) * len(settings.seeds), report, on_notice)
-        exports = work.exports(bundles, jobs) if bundles else None
+        exports = work.exports(bundles, optional_path(items), jobs) if bundles else None
         try:
             result = _stream(
                 settings,
@@ -144,11 +149,11 @@ class _StreamWork:
         self._step = "opening the log"
         self._show()
 
-    def exports(self, keep: int, jobs: int) -> DayBundles:
+    def exports(self, keep: int, items: Path | None, jobs: int) -> DayBundles:
         """Return what exports the bundles of days; with several jobs it is pickled, and reports nothing."""
         from rankfall.studies.stream.run_stream import BUNDLES
 
-        exports = DayBundles(self._out / BUNDLES, keep)
+        exports = DayBundles(self._out / BUNDLES, keep, items)
         return replace(exports, on_step=self.export, on_note=self.on_notice) if jobs == 1 else exports
 
     def plan(self, days: Sequence[str]) -> None:

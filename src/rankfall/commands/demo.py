@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from rankfall._disk import make_directory
-from rankfall._files import scratch_directory
+from rankfall._files import locked, scratch_directory
 from rankfall._manifest import MANIFEST
 from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
-from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
+from rankfall.commands.terminal import (
+    examples,
+    print_json,
+    print_message,
+    print_result,
+    progress,
+    requires_extra,
+    stoppable,
+)
 
 if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult
 
-EXAMPLES = examples("rankfall demo", "rankfall demo --out demo --seed 1", "rankfall demo --quick --json")
+EXAMPLES = examples(
+    "rankfall demo",
+    "rankfall demo --out demo --seed 1",
+    "rankfall demo --quick --json",
+    "rankfall demo --loop --out loop",
+    "rankfall demo --loop --out loop --days 8",
+)
+LOOP_DAYS, MAX_DAYS = 4, 1000
 
 
 def demo(
@@ -22,6 +40,13 @@ def demo(
     seed: Seed = 0,
     force: Force = False,
     quick: Annotated[bool, quick_option("a few hundred impressions, in seconds")] = False,
+    loop: Annotated[
+        bool, typer.Option("--loop", help="Serve simulated users and learn from them, day after day, as processes.")
+    ] = False,
+    days: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_DAYS, help="Days to serve, with --loop.", show_default=str(LOOP_DAYS)),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a platform, train two methods on its log, and compare them.
@@ -31,7 +56,17 @@ def demo(
     relevant items survive them, of all items, and where the others are lost. The page report.html ends with what to do
     next, from a diagnosis and a plan of the first run of LCRON. With --out, the log, the runs, config.yaml,
     comparison.json and report.html are kept.
+
+    With --loop, a service answers simulated users over HTTP and records samples and events, rankfall join appends each
+    day to the log, rankfall stream learns from it, and the service loads the new bundle. The table shows what the model
+    of each day reaches: joint recall of the truly best items, and reward, the effective views per request. Ctrl-C ends
+    all processes; the same command with the same --out continues.
     """
+    if loop:
+        _demo_loop(out, seed, force, quick, LOOP_DAYS if days is None else days, as_json)
+        return
+    if days is not None:
+        raise typer.BadParameter("the days of a loop need --loop", param_hint="--days")
     if out is None:
         with scratch_directory("rankfall-demo") as directory:
             result = _run(directory, seed, quick)
@@ -52,6 +87,43 @@ def demo(
             f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "
             "--diagnose"
         )
+
+
+def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int, as_json: bool) -> None:
+    with requires_extra("demo --loop", "serve"):
+        import rankfall.serving.service.app  # noqa: F401 (report a missing package before anything starts)
+        from rankfall.loop_demo.loop_display import LoopDisplay
+        from rankfall.loop_demo.loop_files import FULL, QUICK, LoopFiles, LoopSettings
+        from rankfall.loop_demo.run_loop import Loop, StoppedError
+
+    settings = LoopSettings(seed=seed, **(QUICK if quick else FULL))
+    with ExitStack() as stack:
+        kept = out or stack.enter_context(scratch_directory("rankfall-loop"))
+        files = LoopFiles(kept)
+        if force:
+            files.remove()
+        make_directory(kept)
+        stack.enter_context(locked(kept, busy=f"out: another process runs the loop in {kept}"))
+        display = stack.enter_context(LoopDisplay())
+        stop = stack.enter_context(stoppable(lambda: display.note("ending all processes")))
+        loop = Loop(files, settings, days, on_change=display.show, stop=stop)
+        try:
+            result = loop.run()
+        except StoppedError:
+            display.close()
+            again = "" if out is None else f"; the same command continues in {out}"
+            print_message(f"stopped{again}")
+            raise typer.Exit(128 + stop()) from None
+        display.close()
+        if as_json:
+            print_json(result.to_json(loop.last))
+        else:
+            print_result(result.table(loop.last))
+        if out is not None:
+            commands = "\n".join(f"  {text}" for text in loop.commands)
+            print_message(
+                f"wrote {files.result}; the commands of this loop, whose output is in {files.logs}:\n{commands}"
+            )
 
 
 def _check_demo(out: Path) -> None:

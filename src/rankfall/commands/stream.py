@@ -75,6 +75,14 @@ def stream(
             show_default="none",
         ),
     ] = 0,
+    items: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Items of these bundles, an Arrow or Parquet file that is read again for each bundle.",
+            show_default="the items of the log",
+        ),
+    ] = None,
     jobs: Annotated[int, jobs_option()] = 1,
     figures: Figures = None,
     no_verify: NoVerify = False,
@@ -90,7 +98,7 @@ def stream(
     if force and resume:
         raise typer.BadParameter("a stream is either replaced or continued", param_hint="--force, --resume")
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
-    options["verify"] = not no_verify
+    options |= {"items": items, "verify": not no_verify}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
     from rankfall.reporting.stream_table import terminal_stream
 

@@ -11,8 +11,6 @@ from rankfall.simulation.world import normal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.simulation.production import Served
-
     Floats = NDArray[np.float32]
     Integers = NDArray[np.int64]
 
@@ -24,10 +22,16 @@ REACTIONS = {"like": -4.5, "follow": -6.5, "forward": -6.0, "comment": -5.5}  # 
 
 
 def react(
-    random: np.random.Generator, served: Served, relevance: Floats, duration: Integers
+    random: np.random.Generator, position: Integers, relevance: Floats, duration: Integers
 ) -> dict[str, NDArray[np.int64]]:
-    """Return RecFlow's columns of feedback, (requests, logged) each."""
-    position = served.rerank_index
+    """Return RecFlow's columns of feedback on items, (requests, n) each.
+
+    Args:
+        random: The random numbers.
+        position: The place of each item in the answer, from 0; -1 if it is not in it.
+        relevance: The true relevance.
+        duration: The lengths of the videos in ms.
+    """
     shown_until = random.integers(SHOWN[0], SHOWN[1] + 1, (len(position), 1))
     shown = (position >= 0) & (position < shown_until)
     looks = random.random(position.shape) < (1.0 + np.maximum(position, 0)) ** -ATTENTION

@@ -83,8 +83,8 @@ class Platform:
         """Simulate days; a platform can be run only once."""
         for day in range(days):
             if day:
-                self._begin(day)
-            edges = _portion_edges(self.requests_per_day)
+                self.begin(day)
+            edges = portion_edges(self.requests_per_day)
             for number in range(len(edges) - 1):
                 yield self._serve(day, number, int(edges[number]), int(edges[number + 1]))
 
@@ -108,7 +108,8 @@ class Platform:
         requests = self._requests(generator(self.seed, "past", 1), 0, 0, CALIBRATION, CALIBRATION)
         self.relevance.calibrate(requests, self._match(generator(self.seed, "past", 2), requests))
 
-    def _begin(self, day: int) -> None:
+    def begin(self, day: int) -> None:
+        """Begin a day after the first: items are uploaded, interests drift."""
         self.items.extend(self.world.births(day - 1))
         self.views = np.concatenate([FORGET * self.views, np.zeros(len(self.items) - len(self.views))])
         self._update_interests(day)
@@ -123,7 +124,7 @@ class Platform:
 
     def _serve(self, day: int, number: int, first: int, last: int) -> ServedPortion:
         place = (day, number)
-        requests = self._requests(generator(self.seed, "requests", *place), day, first, last, self.requests_per_day)
+        requests = self.arrivals(day, number, first, last)
         candidates = self._match(generator(self.seed, "matching", *place), requests)
         parts = self.relevance.parts(requests, candidates)
         random = generator(self.seed, "production", *place)
@@ -133,9 +134,15 @@ class Platform:
         noise = normal(generator(self.seed, "noise", *place), *relevance.shape)
         relevance += np.float32(np.sqrt(self.preset.shares.noise)) * noise
         items = np.take_along_axis(candidates, served.place, axis=1)
-        feedback = react(generator(self.seed, "feedback", *place), served, relevance, self.items.duration[items])
-        self._remember(_views(requests, items, served, feedback))
+        position, duration = served.rerank_index, self.items.duration[items]
+        feedback = react(generator(self.seed, "feedback", *place), position, relevance, duration)
+        self.remember(requests, items, position, feedback)
         return ServedPortion(day_name(day), requests, candidates, parts, scores, served, items, relevance, feedback)
+
+    def arrivals(self, day: int, number: int, first: int, last: int) -> Requests:
+        """Return the requests `first` to `last` of a day, its portion of that number."""
+        random = generator(self.seed, "requests", day, number)
+        return self._requests(random, day, first, last, self.requests_per_day)
 
     def _requests(self, random: np.random.Generator, day: int, first: int, last: int, of: int) -> Requests:
         count = last - first
@@ -153,6 +160,12 @@ class Platform:
         vectors = self.users.yesterday[requests.user]
         return self._catalogue.match(random, vectors, requests.history.item, self.preset.production.channels)
 
+    def remember(
+        self, requests: Requests, items: NDArray[np.int32], position: Integers, feedback: dict[str, Integers]
+    ) -> None:
+        """Add the effective views among the feedback on items (requests, n) to the views of users."""
+        self._remember(_views(requests, items, position, feedback))
+
     def _remember(self, events: Views) -> None:
         self.recent.add(events)
         self.views += np.bincount(events.item, minlength=len(self.views))
@@ -164,7 +177,8 @@ def day_name(day: int) -> str:
     return str(date(2024, 1, 13) + timedelta(days=day))
 
 
-def _portion_edges(requests: int) -> Integers:
+def portion_edges(requests: int) -> Integers:
+    """Return the edges of the portions of a day with that many requests."""
     portions = max(PORTIONS, -(-requests // LARGEST_PORTION))
     return np.unique(np.linspace(0, requests, portions + 1).astype(np.int64))
 
@@ -179,10 +193,10 @@ def _times(random: np.random.Generator, first: int, last: int, of: int) -> Integ
     return times
 
 
-def _views(requests: Requests, items: NDArray[np.int32], served: Served, feedback: dict[str, Integers]) -> Views:
+def _views(requests: Requests, items: NDArray[np.int32], position: Integers, feedback: dict[str, Integers]) -> Views:
     """Return the effective views by time and position."""
     row, place = np.nonzero(feedback["effective_view"])
-    order = np.lexsort((served.rerank_index[row, place], row))
+    order = np.lexsort((position[row, place], row))
     row, place = row[order], place[order]
     return Views(
         user=requests.user[row],

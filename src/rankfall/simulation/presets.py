@@ -134,6 +134,26 @@ _INDUSTRY = replace(
         logged=15,
     ),
 )
+# The platform of `rankfall demo --loop`. It has few items, whose quality is a large part of their relevance, so that a
+# cascade that begins with some thousand requests learns more every day. `rankfall simulate` has no such preset.
+LOOP = replace(
+    _TINY,
+    name="loop",
+    requests_per_day=1000,
+    users=200,
+    births=40,
+    authors=40,
+    categories=4,
+    subcategories=4,
+    production=Production(
+        channels=Channels(interest=60, authors=20, popular=20, fresh=20, random=20),
+        prerank_keeps=55,
+        coarse_keeps=40,
+        rank_keeps=20,
+        logged=10,
+    ),
+    shares=Shares(interest=0.45, quality=0.3, freshness=0.05, cross=0.08, history=0.02, noise=0.1),
+)
 PRESETS = {
     preset.name: preset
     for preset in (

@@ -42,7 +42,7 @@ class RecentViews:
         shape = (users, HISTORY_LENGTH)
         return cls(np.full(shape, NO_ITEM, np.int32), *(np.zeros(shape, np.int64) for _ in range(3)))
 
-    def of(self, users: Integers) -> RecentViews:
+    def of(self, users: Integers | slice) -> RecentViews:
         """Return a copy for some users, who may occur several times."""
         return RecentViews(*(getattr(self, field.name)[users] for field in fields(self)))
 

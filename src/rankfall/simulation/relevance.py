@@ -61,6 +61,10 @@ class Requests:
         """The day of the week, 0 for Monday."""
         return ((self.time // 1000 + _ZONE) // DAY + 3) % 7
 
+    def take(self, some: slice) -> Requests:
+        """Return some of the requests."""
+        return Requests(self.number[some], self.time[some], self.user[some], self.device[some], self.history.of(some))
+
 
 class Relevance:
     """The parts of the true relevance of candidates, on one scale."""

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress, RowInputs
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source
+    from rankfall.data.sources.rows.write_days import Inspect
 
 
 def append_rows(
@@ -62,6 +63,7 @@ def append_rows(
     grow: bool = False,
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
+    inspect: Inspect = lambda impressions, state: None,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -80,6 +82,8 @@ def append_rows(
             seen.
         skip_bad: Check the rows first and drop bad ones, at most this many.
         about: Entries of the provenance in the manifest that are replaced; tables are added to the present ones.
+        inspect: Receives impressions, and the state of their day, before the log has them; if it raises an error, the
+            log stays as it is.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -91,7 +95,11 @@ def append_rows(
     tables: GivenTables = {"items": items, "users": users, "requests": requests}
     with appending(path) as appender:
         log = appender.log
-        spec = log.spec if spec is None else _same_but_source(spec, log)
+        if spec is None:
+            spec = log.spec
+        else:
+            check_same_description(spec, log)
+            spec = with_absolute_source(spec)
         state = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
@@ -102,7 +110,18 @@ def append_rows(
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(appender, state, raw, order, inputs, about, grow=grow, engine=engine, on_progress=on_progress)
+            _append(
+                appender,
+                state,
+                raw,
+                order,
+                inputs,
+                about,
+                grow=grow,
+                inspect=inspect,
+                engine=engine,
+                on_progress=on_progress,
+            )
     return ImpressionLog.load(path)
 
 
@@ -115,6 +134,7 @@ def _append(
     replaced: Mapping[str, Any],
     *,
     grow: bool,
+    inspect: Inspect,
     engine: Engine,
     on_progress: OnProgress,
 ) -> None:
@@ -136,6 +156,7 @@ def _append(
             engine=engine,
             growing=order.days if grow else (),
             before_last=lambda before: before.save(directory / "before"),
+            inspect=inspect,
         )
     entry = store_state(state, log, order, directory)
     on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
@@ -153,13 +174,16 @@ def _append(
     remove_other_states(appender.log, entry)
 
 
-def _same_but_source(spec: Spec, log: ImpressionLog) -> Spec:
-    """Return a description, after checking that it differs from that of the log in its `source` at most."""
+def check_same_description(spec: Spec, log: ImpressionLog) -> None:
+    """Check that a description differs from that of a log in its `source` at most.
+
+    Raises:
+        ValueError: If another key differs.
+    """
     ours, theirs = (some.model_dump(mode="json", exclude={"source"}) for some in (spec, log.spec))
     for key, value in ours.items():
         if value != theirs[key]:
             raise ValueError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
-    return with_absolute_source(spec)
 
 
 def _with_newest(inputs: RowInputs, state: StoredState) -> RowInputs:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import RequestOrder
     from rankfall.data.sources.rows.row_inputs import OnProgress
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source
+    from rankfall.data.sources.rows.write_days import Inspect
 
 
 def prepare_rows(
@@ -73,6 +74,7 @@ def prepare_rows(
     force: bool = False,
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
+    inspect: Inspect = lambda impressions, state: None,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -95,6 +97,8 @@ def prepare_rows(
         skip_bad: Check the log first and drop its bad rows, at most this many, tables included. A whole request is
             dropped if its rows contradict each other. By default the first bad row is an error.
         about: Entries that are added to the provenance in the manifest.
+        inspect: Receives impressions, and the state of their day, before they are written; if it raises an error,
+            there will be no log.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -130,7 +134,8 @@ def prepare_rows(
             writer = LogWriter(directory, spec, encoding.features, _schema(raw))
             state = LogState(encoding, GrowingItems(numbered=log.needs_numbers), SequenceHistories(raw.spec))
             growing = [day for day in order.days if grow and day not in fitted]
-            written = partial(write_days, growing=growing, on_rows=Step("writing", order.rows, on_progress))
+            on_rows = Step("writing", order.rows, on_progress)
+            written = partial(write_days, growing=growing, on_rows=on_rows, inspect=inspect)
             extra = _write(written, log, order, state, writer, seed=seed, engine=engine)
         delete_tree(spooled)
         writer.features = state.encoding.features

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import Portion, RequestOrder
 
     WriteImpressions = Callable[[str, pa.Table], None]
+    Inspect = Callable[[pa.Table, LogState], None]
 
 
 def write_days(
@@ -44,6 +45,7 @@ def write_days(
     engine: Engine,
     growing: Container[str] = (),
     before_last: Callable[[LogState], None] = lambda state: None,
+    inspect: Inspect = lambda impressions, state: None,
 ) -> None:
     """Write the impressions of all days of a spooled log.
 
@@ -57,6 +59,7 @@ def write_days(
         engine: Runs the work on the portions.
         growing: The days whose new values are added to the vocabularies.
         before_last: Receives the state before the last day.
+        inspect: Receives impressions before they are written, and the state of their day.
     """
     days = [(day, list(of_day)) for day, of_day in groupby(order.portions, key=lambda portion: portion.day)]
     for number, (day, of_day) in enumerate(days, start=1):
@@ -65,7 +68,13 @@ def write_days(
         if day in growing:
             state.grow(day, new_values(log, of_day, state.encoding.vocabularies, engine))
         _add_items(log, of_day, state, engine)
-        _write_day(_Assembly(log, state.encoding, state.items.table, seed), day, of_day, state, write, on_rows, engine)
+
+        def checked(day: str, impressions: pa.Table) -> None:
+            inspect(impressions, state)
+            write(day, impressions)
+
+        assembly = _Assembly(log, state.encoding, state.items.table, seed)
+        _write_day(assembly, day, of_day, state, checked, on_rows, engine)
     state.unknown_requests += order.unknown
 
 

@@ -1,0 +1,229 @@
+"""Run a loop: users ask a service day after day, their reactions are joined, and the trainer learns from them.
+
+A day is joined once the clock of the service is past its end, so the first requests of a day are answered by the model
+that has not learned from the day before. The loop then waits until the service has the new model. What the service
+answered is stored, from which a loop that is run again computes everything else.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rankfall._json_reader import parse_json
+from rankfall.loop_demo.child_processes import ChildProcesses, free_port
+from rankfall.loop_demo.http_users import HttpUsers, ServiceError, is_late, with_repetitions
+from rankfall.loop_demo.loop_commands import WAIT_SECONDS, LoopCommands
+from rankfall.loop_demo.loop_days import LoopDays
+from rankfall.loop_demo.loop_files import ANSWERED, Answers, new_users
+from rankfall.simulation.loop_tables import request_bodies, request_events
+from rankfall.simulation.platform import day_name
+from rankfall.simulation.world import DAY, FIRST_DAY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+    from rankfall.loop_demo.loop_files import LoopFiles, LoopSettings
+    from rankfall.simulation.live_users import LivePortion
+
+MARGIN_SECONDS = 60  # of simulated time after which a joiner closes a day for certain
+POLL_SECONDS = 0.25
+
+
+class StoppedError(Exception):
+    """The loop was asked to stop."""
+
+
+class Loop:
+    """A loop and its processes.
+
+    Args:
+        files: Its files.
+        settings: Its settings.
+        days: The number of days that the service answers.
+        on_change: Receives the table of the days, and what happens now.
+        stop: Returns whether to stop.
+    """
+
+    def __init__(
+        self,
+        files: LoopFiles,
+        settings: LoopSettings,
+        days: int,
+        *,
+        on_change: Callable[[Table, str], None],
+        stop: Callable[[], object] = lambda: False,
+    ) -> None:
+        self.last = settings.first_days + days - 1  # the last day that the service answers
+        self._files, self._settings = files, settings
+        self._on_change, self._stop = on_change, stop
+        self._days = LoopDays(files)
+        self._commands = LoopCommands(files)
+        self._users = new_users(settings)
+        self._ended = settings.first_days - 1  # the last day that can be joined
+        self._started = 0.0  # when the stream was started
+        self._bundles: dict[str, str] = {}  # days of bundles by the name of their model
+        self._events: list[list[dict[str, Any]]] = []  # of the last portion, one list per request
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of the processes, as they are typed."""
+        return self._commands.texts()
+
+    def run(self) -> LoopDays:
+        """Run until the service has the model that learned from the last day.
+
+        Raises:
+            StoppedError: If it was asked to stop. The same loop can be run again.
+            ChildError: If a process failed.
+            ServiceError: If the service does not answer.
+        """
+        self._show("simulating the first days")
+        self._begin()
+        before, portion = self._replay()
+        if self._ended < self.last:
+            port = free_port()
+            with ChildProcesses(self._files.logs) as children, HttpUsers(port) as client:
+                self._start(children, client, port)
+                try:
+                    self._continue(children, client, before, portion)
+                except ServiceError:
+                    children.check()  # if the service has ended, its output says why
+                    raise
+        self._days.update()
+        self._days.save(self.last)
+        return self._days
+
+    # --- the beginning ------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        is_new = not self._files.check(self._settings)
+        past = list(self._users.past())
+        for served in past:
+            self._days.add_past(served)
+        if is_new:
+            self._files.begin(self._settings, self._users, past)
+
+    def _replay(self) -> tuple[LivePortion | None, LivePortion]:
+        """Repeat what was answered before; return the last such portion, and the first that was not answered."""
+        before = None
+        while (answers := self._files.load_answers(portion := self._users.arrive())) is not None:
+            self._react(portion, answers)
+            before = portion
+        return before, portion
+
+    def _start(self, children: ChildProcesses, client: HttpUsers, port: int) -> None:
+        if not self._files.log.exists():
+            self._show("preparing the log of the first days")
+            children.run("prepare", self._commands.prepare(), self._pause)
+        self._started = time.time()
+        children.start("stream", self._commands.stream())
+        first = day_name(self._settings.first_days - 1)
+        self._wait(children, f"training on the days up to {first}", self._has_bundle)
+        children.start("serve", self._commands.serve(port))
+        self._wait(children, "starting the service", lambda: client.served() is not None)
+        children.start("join", self._commands.join())
+
+    def _has_bundle(self) -> bool:
+        place = self._files.bundles
+        return place.is_dir() and any(place.glob("[!.]*/manifest.json"))
+
+    # --- days ---------------------------------------------------------------------------------------------------------
+
+    def _continue(
+        self, children: ChildProcesses, client: HttpUsers, before: LivePortion | None, portion: LivePortion
+    ) -> None:
+        """Let users ask and react until the last day was learned."""
+        if before is not None:  # the service may have died before it recorded this
+            self._show("sending the last requests again")
+            client.rank(self._bodies(before))
+            client.report(map(with_repetitions, self._events))
+        self._wait_for_model(children, client)
+        while self._ended < self.last:
+            self._show(f"users of {day_name(portion.day)}")
+            answers = self._ask(client, portion)
+            self._files.save_answers(portion, answers)
+            late = _of_portion(self._events, late=True)  # of the one before
+            self._react(portion, answers)
+            client.report(map(with_repetitions, [*_of_portion(self._events, late=False), *late]))
+            children.check()
+            self._check_stop()
+            self._wait_for_model(children, client)
+            portion = self._users.arrive()
+
+    def _ask(self, client: HttpUsers, portion: LivePortion) -> Answers:
+        answers = client.rank(self._bodies(portion))
+        models = [self._bundles.get(answer["model"], answer["model"]) for answer in answers]
+        return Answers.of([answer["ids"] for answer in answers], models)
+
+    def _bodies(self, portion: LivePortion) -> list[dict[str, Any]]:
+        return request_bodies(self._users.platform, portion.requests, ANSWERED)
+
+    def _react(self, portion: LivePortion, answers: Answers) -> None:
+        """Let users react to answers, and note what they will report."""
+        reactions = self._users.react(portion, answers.items)
+        self._days.add(portion, answers, reactions)
+        self._events = request_events(portion, reactions)
+        if portion.is_last:
+            self._files.write_items(self._users)  # before the day can be joined, as its bundle needs them
+        if portion.requests.time[-1] > _closing_time(portion.day - 1):
+            self._ended = portion.day - 1
+
+    def _wait_for_model(self, children: ChildProcesses, client: HttpUsers) -> None:
+        """Wait until the service has the model that learned from the last day that can be joined."""
+        day = day_name(self._ended)
+        stages = [
+            (f"joining {day}", lambda: (self._files.log / "days" / day / "manifest.json").is_file()),
+            (f"training on {day}", lambda: (self._files.bundles / day / "manifest.json").is_file()),
+            (f"loading the bundle of {day}", lambda: self._is_served(client, day)),
+        ]
+        if not self._is_served(client, day):
+            for what, is_done in stages:
+                self._wait(children, what, is_done)
+
+    def _is_served(self, client: HttpUsers, day: str) -> bool:
+        served = client.served()
+        if served is not None:
+            self._bundles[served.model] = served.day
+        return served is not None and served.day == day
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, children: ChildProcesses, what: str, is_done: Callable[[], bool]) -> None:
+        self._show(what)
+        while not is_done():
+            children.check()
+            self._check_stream(children)
+            self._pause()
+
+    def _check_stream(self, children: ChildProcesses) -> None:
+        """Raise an error if the stream reports that it could not train or export, after which it waits for more."""
+        path = self._files.stream / "stream.json"
+        if path.is_file() and path.stat().st_mtime > self._started:  # and not by an earlier process
+            result = parse_json(path.read_bytes())
+            for failure in [*result["failed"], *result["refused"]]:
+                raise children.error("stream", f"reports {failure['message']}")
+
+    def _pause(self) -> None:
+        self._check_stop()
+        time.sleep(POLL_SECONDS)
+
+    def _check_stop(self) -> None:
+        if self._stop():
+            raise StoppedError
+
+    def _show(self, what: str) -> None:
+        self._days.update()
+        self._on_change(self._days.table(self.last), what)
+
+
+def _of_portion(events: list[list[dict[str, Any]]], *, late: bool) -> list[list[dict[str, Any]]]:
+    """Return the events of requests whose users report them at once, or after the next portion."""
+    return [of_request for of_request in events if of_request and is_late(of_request[0]["request"]) == late]
+
+
+def _closing_time(day: int) -> int:
+    """Return the time in ms after which a request shows that a day can be joined."""
+    return (FIRST_DAY + (day + 1) * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
