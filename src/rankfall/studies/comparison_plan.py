@@ -371,6 +371,7 @@ _LATER = (
     ("data", "least_informative", 0.01),
     ("model", "init", "default"),
     ("training", "validate_every", 1),
+    ("training", "start_from", None),
     ("training", "precision", "float32"),
 )
 
@@ -388,7 +389,7 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
         },
     )
     for section, key, default in _LATER:
-        if content.get(section, {}).get(key) == default:
+        if content.get(section, {}).get(key, ...) == default:
             del content[section][key]
     if content.get("weight") is None:
         content.pop("weight", None)
