@@ -30,8 +30,8 @@ def samples(
     """Measure what recording samples costs a service: latency and CPU time per request.
 
     Three services of the same bundle run at the same time: without samples, with a tenth of all requests sampled, and
-    with all of them. Their turns alternate: 1 and 8 clients that wait for their answers, and requests at random times at
-    half the largest rate of the service without samples.
+    with all of them. Their turns alternate: 1 and 8 clients that wait for their answers, and requests at random times
+    at half the largest rate of the service without samples.
     """
     need_serving()
     from rankfall.benchmarks.serving.sample_bench import measure, steps
