@@ -90,11 +90,6 @@ def append(path: Path, content: bytes) -> None:
     sync(path)
 
 
-def truncate(file: io.FileIO, size: int) -> None:
-    """Cut off what follows the first bytes of a file. It needs no space and is not intercepted, as it undoes writes."""
-    os.ftruncate(file.fileno(), size)
-
-
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a directory, are on disk."""
     announce("sync", path)

@@ -201,7 +201,7 @@ class _OpenSegment:
         try:
             self._file.write(content)
         except OSError:
-            _disk.truncate(self._file, self.bytes)
+            os.ftruncate(self._file.fileno(), self.bytes)
             self._file.seek(self.bytes)
             raise
         self._hash.update(content)
@@ -249,7 +249,7 @@ def _recover(path: Path) -> list[Path]:
         if end == 0:
             _disk.delete(path)
             return []
-        _disk.truncate(file, end)
+        os.ftruncate(file.fileno(), end)
         content = path.read_bytes()
         _disk.sync(path)
         final = _final(path.with_name(path.name.removesuffix(OPEN)), hashlib.sha256(content))
@@ -260,7 +260,7 @@ def _recover(path: Path) -> list[Path]:
 
 def _end_of_batches(path: Path) -> int:
     """Return the size of the complete batches at the beginning of a segment, with its schema; 0 without any."""
-    with pa.BufferReader(path.read_bytes()) as file:
+    with pa.OSFile(str(path)) as file:
         end = messages = 0
         while True:
             try:
