@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ STAGES: list[dict[str, Any]] = [
     {"name": "retrieval", "quota": 20, "model": {"kind": "two_tower", "dim": 2, "hidden": [4]}},
     {"name": "ranking", "quota": 10, "model": {"kind": "mlp", "dim": 2, "hidden": [4]}},
 ]
+SCRATCH = "scratch"  # directory for temporary files and states
 DAYS = ("2024-01-13", "2024-01-14", "2024-01-15")
 
 
@@ -70,6 +73,7 @@ COMMANDS = (
     Command(
         "prepare rows", "prepare rows shop.csv --spec drafts/spec.yaml --out rows", ("init",), out="rows", whole=True
     ),
+    Command("prepare rows --append", "prepare rows next.csv --append rows", ("init", "prepare rows"), out="rows"),
     Command(
         "prepare letor",
         "prepare letor train=a.txt valid=b.txt test=c.txt --out lists",
@@ -138,8 +142,37 @@ COMMANDS = (
 )
 
 
+def reduce_work(graphs: Path) -> None:
+    """Let the commands of this process do less of the work that writes nothing, for runs with many faults.
+
+    A demonstration simulates few requests. The graph of a model is traced once; further commands read it in `graphs`.
+    """
+    import onnx
+    import torch
+
+    from rankfall import demo
+
+    demo.QUICK = demo.Size(days=3, requests_per_day=8, epochs=1, batch=8, seeds=1)
+    graphs.mkdir()
+    export = torch.onnx.export
+
+    def traced_once(model: Any, inputs: Any, **options: Any) -> Any:
+        digest = hashlib.sha256(repr((model, options["input_names"], options["output_names"])).encode())
+        for tensor in model.state_dict().values():
+            digest.update(tensor.numpy().tobytes())
+        graph = graphs / digest.hexdigest()
+        if not graph.exists():
+            program = export(model, inputs, **options)
+            assert program is not None
+            graph.write_bytes(program.model_proto.SerializeToString())
+        return SimpleNamespace(model_proto=onnx.load(graph))
+
+    torch.onnx.export = traced_once
+
+
 def write_inputs(directory: Path) -> None:
     """Write the data and configurations that commands read."""
+    (directory / SCRATCH).mkdir()
     draw = random.Random(0)
     for name in "abc":
         (directory / f"{name}.txt").write_text(_letor(draw, 4))
@@ -187,13 +220,15 @@ def _letor(draw: random.Random, queries: int) -> str:
 
 
 def _write_shop(directory: Path, draw: random.Random) -> None:
-    lines = ["request,user,time,item,stage,rank,clicked,price"]
-    for request in range(12):
-        time = f"{DAYS[request % 3]}T{request:02}:00:00"
-        for rank, item in enumerate(draw.sample(range(30), 6), 1):
-            stage = ("ranked", "shown")[rank < 4]
-            lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
-    (directory / "shop.csv").write_text("\n".join(lines) + "\n")
+    """Write a log of three days, and one of the day after them."""
+    for name, days, requests in (("shop", DAYS, range(12)), ("next", ("2024-01-16",), range(12, 16))):
+        lines = ["request,user,time,item,stage,rank,clicked,price"]
+        for request in requests:
+            time = f"{days[request % len(days)]}T{request:02}:00:00"
+            for rank, item in enumerate(draw.sample(range(30), 6), 1):
+                stage = ("ranked", "shown")[rank < 4]
+                lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
+        (directory / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
 def _write_movielens(directory: Path, draw: random.Random) -> None:
