@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from support.faulty_disk import Kind, Point, Tree
 
 IMPORTED = (
+    "rankfall.serving",  # before onnxruntime, whose telemetry it turns off
     "torch._dynamo",
     "rankfall.training.train",
     "rankfall.studies.compare",
