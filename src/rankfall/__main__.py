@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while its modules are imported ends the process at once, without a word, as later."""
+    """Run the command line. Ctrl-C while its modules are imported ends the process at once, without a traceback."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not ignored, as in the background
     if is_usual:
         signal.signal(signal.SIGINT, _end)

@@ -30,6 +30,7 @@ class Command:
         needs: Names of the commands whose output it reads or replaces.
         again: Arguments after a fault, if they are different.
         out: What it writes.
+        done: Part of the message of the next run if the fault came after everything was written.
         whole: Whether `out` gets its name when it is complete, and is then replaced only with ``--force``.
         cheap: Whether samples of its faults are larger.
     """
@@ -39,6 +40,7 @@ class Command:
     needs: tuple[str, ...] = ()
     again: str | None = None
     out: str = "out"
+    done: str | None = None
     whole: bool = False
     cheap: bool = False
 
@@ -73,7 +75,13 @@ COMMANDS = (
     Command(
         "prepare rows", "prepare rows shop.csv --spec drafts/spec.yaml --out rows", ("init",), out="rows", whole=True
     ),
-    Command("prepare rows --append", "prepare rows next.csv --append rows", ("init", "prepare rows"), out="rows"),
+    Command(
+        "prepare rows --append",
+        "prepare rows next.csv --append rows",
+        ("init", "prepare rows"),
+        out="rows",
+        done="rows already has the day 2024-01-16",
+    ),
     Command(
         "prepare letor",
         "prepare letor train=a.txt valid=b.txt test=c.txt --out lists",
@@ -115,9 +123,8 @@ COMMANDS = (
         "export --force",
         "export run --out bundle --force",
         ("simulate", "train cascade", "export"),
-        None,
-        "bundle",
-        True,
+        out="bundle",
+        whole=True,
     ),
     Command(
         "examination",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rankfall import _manifest
+from rankfall._argument_types import checked
 from rankfall._json_reader import parse_json
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
@@ -80,6 +81,7 @@ class ImpressionLog:
         return f"ImpressionLog({self.path}: {len(self.days)} days, {impressions:,} impressions)"
 
     @classmethod
+    @checked
     def load(cls, path: str | Path, *, verify: bool | None = None) -> ImpressionLog:
         """Open a prepared log.
 
@@ -130,6 +132,7 @@ class ImpressionLog:
             self._check_items(check_file)
         return map_table(self.path / ITEMS)
 
+    @checked
     def vocabulary(self, table: str) -> pa.Array:
         """Return the vocabulary of an embedding table; its first value has id 2."""
         file = self.path / "vocabularies" / f"{table}.arrow"
@@ -148,6 +151,7 @@ class ImpressionLog:
                 raise
             check(file, *_checksums(now), remedy=REMEDY)
 
+    @checked
     def choose(self, names: Iterable[str]) -> list[Day]:
         """Return days in the given order.
 
