@@ -6,7 +6,7 @@ import functools
 import inspect
 import numbers
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -105,7 +105,7 @@ def _check(name: str, value: Any, annotation: str) -> None:
     parts = [part.partition("[")[0] for part in _alternatives(annotation.strip("'"))]
     if not all(part in _KINDS for part in parts):
         return
-    of_strings = not isinstance(value, list | tuple) or all(isinstance(one, str) for one in value)
+    of_strings = not isinstance(value, Collection) or all(isinstance(one, str) for one in value)
     if not any(_KINDS[part][0](value) for part in parts) or (annotation.endswith("[str]") and not of_strings):
         allowed = " or ".join(dict.fromkeys(_KINDS[part][1] for part in parts))
         raise TypeError(f"{name}: found {shortened(repr(value), 200)}, expected {allowed}")

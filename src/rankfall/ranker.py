@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankfall._argument_types import checked
 from rankfall._files import scratch_directory
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
@@ -675,8 +676,9 @@ def _seed(state: Any) -> int:
     return drawn
 
 
-def _threads(jobs: int | None) -> int:
-    return 1 if jobs is None else (os.cpu_count() or 1) if jobs == -1 else jobs
+@checked
+def _threads(n_jobs: int | None) -> int:
+    return 1 if n_jobs is None else (os.cpu_count() or 1) if n_jobs == -1 else n_jobs
 
 
 def _plain(value: Any) -> Any:
