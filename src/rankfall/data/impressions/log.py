@@ -240,9 +240,15 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
     """Return the description and the features of a log from its manifest."""
     spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
     try:
-        return spec, Features.from_json(manifest["features"])
+        features = Features.from_json(manifest["features"])
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
+    content = features.to_json()
+    for feature in content["features"]:
+        check_counts(path / MANIFEST, feature, "rows", "size", inside="features.")
+    for sequence in content["sequences"]:
+        check_counts(path / MANIFEST, sequence, "max_length", inside="sequences.")
+    return spec, features
 
 
 def _checksums(items: dict[str, Any]) -> list[str]:
