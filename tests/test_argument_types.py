@@ -121,7 +121,7 @@ def test_data_and_bundles(log: Path, data: Path) -> None:
         for argument in ordinary:
             for what, value in HOSTILE.items():
                 call = lambda function=function, arguments={**ordinary, argument: value}: function(**arguments)  # noqa: E731
-                problem = refusal(call, argument, argument.removesuffix("s"), "path:", "days:")
+                problem = refusal(call, argument, argument.removesuffix("s"), "path:", "days:", "split:")
                 wrong += [f"{name}, {argument} is {what}: {problem}"] if problem else []
     assert wrong == []
 
