@@ -56,8 +56,7 @@ test: .venv/.dev browser strace
 test-fast: .venv/.dev
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not service and not ray and not browser"
 
-# Every command with an error, a kill and a full disk at each operation on disk. FAULTS="--writes 2" lets at most two or
-# three writes of a file fail, FAULTS="--commands export" chooses commands; both are much faster.
+# Every command with an error, a kill and a full disk at each operation on disk; FAULTS="--commands export" chooses commands.
 faults: .venv/.dev
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m support.fault_table $(FAULTS)
 

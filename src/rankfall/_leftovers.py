@@ -95,7 +95,7 @@ def set_aside(path: Path, kind: str) -> Iterator[Path]:
         yield aside
     finally:
         os.close(handle)
-        _try_to_delete(aside)
+        try_to_delete(aside)
 
 
 @contextmanager
@@ -105,11 +105,11 @@ def _held(parent: Path, name: str, kind: str) -> Iterator[Path]:
         yield path
     finally:
         if _is_at(handle, path):
-            _try_to_delete(path)  # still locked, so that no other process takes what is left of it for a leftover
+            try_to_delete(path)  # still locked, so that no other process takes what is left of it for a leftover
             os.close(handle)
         else:
             os.close(handle)  # first, since it has its final name now, where others lock it
-            _try_to_delete(path)  # earlier content, if both were exchanged
+            try_to_delete(path)  # earlier content, if both were exchanged
 
 
 def _create(parent: Path, name: str, kind: str) -> tuple[Path, int]:
@@ -151,7 +151,7 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _try_to_delete(path: Path) -> None:
+def try_to_delete(path: Path) -> None:
     """Delete a temporary file or directory. After an error it stays, and is a leftover when the process ends."""
     try:
         _delete(path)

@@ -8,6 +8,7 @@ it. This module must not import torch, so that ``rankfall --help`` responds at o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -157,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             check_words(words)
             app(args=words, prog_name="rankfall", obj=words)
+        except KeyboardInterrupt:  # before or after what typer handles: while it reads the options of all verbs
+            raise SystemExit(128 + signal.SIGINT) from None
         except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):  # an exit, or Ctrl-C
+            if not isinstance(error, Exception) and not is_panic(error):  # an exit
                 raise
             exit_for(error, words)

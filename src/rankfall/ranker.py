@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankfall._argument_types import checked
 from rankfall._files import scratch_directory
 from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
@@ -55,7 +57,7 @@ from rankfall.training.seeding import seeded
 from rankfall.training.train_ranker import count_grades, fit_scaling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -325,6 +327,8 @@ class Ranker:
             "batch_norm": self.batch_norm,
             "dropout": self.dropout,
         }
+        if not isinstance(self.model, str | Mapping):
+            raise TypeError(f"model: found {self.model!r:.200}, expected a name or a dictionary")
         model = {"kind": self.model} if isinstance(self.model, str) else dict(self.model)
         model |= {name: value for name, value in network.items() if value is not None}
         loss = {"name": self.loss} if isinstance(self.loss, str) else self.loss
@@ -666,12 +670,15 @@ def _seed(state: Any) -> int:
         return int(state)
     if isinstance(state, np.random.Generator):
         return int(state.integers(2**31))
+    if state is not None and not isinstance(state, np.random.RandomState):
+        raise TypeError(f"random_state: found {state!r:.200}, expected an integer, None or a generator of NumPy")
     drawn: int = (np.random.mtrand._rand if state is None else state).randint(2**31)
     return drawn
 
 
-def _threads(jobs: int | None) -> int:
-    return 1 if jobs is None else (os.cpu_count() or 1) if jobs == -1 else jobs
+@checked
+def _threads(n_jobs: int | None) -> int:
+    return 1 if n_jobs is None else (os.cpu_count() or 1) if n_jobs == -1 else n_jobs
 
 
 def _plain(value: Any) -> Any:

@@ -574,9 +574,11 @@ def test_figures_of_a_run(cascade: Path, tmp_path: Path) -> None:
     assert "ranking keeps 2 of 5" in (other / "funnel.svg").read_text()
 
 
-@pytest.mark.parametrize("result", [compared(), streamed()], ids=["comparison", "stream"])
-def test_figures_of_comparisons_and_streams(result: ComparisonResult | StreamResult, tmp_path: Path) -> None:
-    page = read(result, tmp_path)
+@pytest.mark.parametrize("make", [compared, streamed])  # not their results, which every worker would compute
+def test_figures_of_comparisons_and_streams(
+    make: Callable[[], ComparisonResult | StreamResult], tmp_path: Path
+) -> None:
+    page = read(make(), tmp_path)
     assert run("report", str(tmp_path), "--figures", str(tmp_path / "figures")) == 0
     assert "funnels" in check_figures(tmp_path / "figures", page)
 

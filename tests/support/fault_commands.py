@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +21,7 @@ STAGES: list[dict[str, Any]] = [
     {"name": "retrieval", "quota": 20, "model": {"kind": "two_tower", "dim": 2, "hidden": [4]}},
     {"name": "ranking", "quota": 10, "model": {"kind": "mlp", "dim": 2, "hidden": [4]}},
 ]
+SCRATCH = "scratch"  # directory for temporary files and states
 DAYS = ("2024-01-13", "2024-01-14", "2024-01-15")
 
 
@@ -32,6 +35,7 @@ class Command:
         needs: Names of the commands whose output it reads or replaces.
         again: Arguments after a fault, if they are different.
         out: What it writes.
+        done: Part of the message of the next run if the fault came after everything was written.
         whole: Whether `out` gets its name when it is complete, and is then replaced only with ``--force``.
         cheap: Whether samples of its faults are larger.
     """
@@ -41,6 +45,7 @@ class Command:
     needs: tuple[str, ...] = ()
     again: str | None = None
     out: str = "out"
+    done: str | None = None
     whole: bool = False
     cheap: bool = False
 
@@ -74,6 +79,13 @@ COMMANDS = (
     Command("init", "init shop.csv --out drafts", out="drafts", cheap=True),
     Command(
         "prepare rows", "prepare rows shop.csv --spec drafts/spec.yaml --out rows", ("init",), out="rows", whole=True
+    ),
+    Command(
+        "prepare rows --append",
+        "prepare rows next.csv --append rows",
+        ("init", "prepare rows"),
+        out="rows",
+        done="rows already has the day 2024-01-16",
     ),
     Command(
         "prepare letor",
@@ -116,9 +128,8 @@ COMMANDS = (
         "export --force",
         "export run --out bundle --force",
         ("simulate", "train cascade", "export"),
-        None,
-        "bundle",
-        True,
+        out="bundle",
+        whole=True,
     ),
     Command(
         "examination",
@@ -144,8 +155,40 @@ COMMANDS = (
 )
 
 
+def reduce_work(graphs: Path) -> None:
+    """Let the commands of this process do less of the work that writes nothing, for runs with many faults.
+
+    A demonstration simulates few requests, and a diagnosis measures gradients on few items. The graph of a model is
+    traced once; further commands read it in `graphs`.
+    """
+    import onnx
+    import torch
+
+    from rankfall import demo
+    from rankfall.studies.diagnosis import operator_conflict
+
+    operator_conflict.MOST_ITEMS, operator_conflict.MOST_LISTS = 20, 2
+    demo.QUICK = demo.Size(days=3, requests_per_day=8, epochs=1, batch=8, seeds=1)
+    graphs.mkdir()
+    export = torch.onnx.export
+
+    def traced_once(model: Any, inputs: Any, **options: Any) -> Any:
+        digest = hashlib.sha256(repr((model, options["input_names"], options["output_names"])).encode())
+        for tensor in model.state_dict().values():
+            digest.update(tensor.numpy().tobytes())
+        graph = graphs / digest.hexdigest()
+        if not graph.exists():
+            program = export(model, inputs, **options)
+            assert program is not None
+            graph.write_bytes(program.model_proto.SerializeToString())
+        return SimpleNamespace(model_proto=onnx.load(graph))
+
+    torch.onnx.export = traced_once
+
+
 def write_inputs(directory: Path) -> None:
     """Write the data and configurations that commands read."""
+    (directory / SCRATCH).mkdir()
     draw = random.Random(0)
     for name in "abc":
         (directory / f"{name}.txt").write_text(_letor(draw, 4))
@@ -194,13 +237,15 @@ def _letor(draw: random.Random, queries: int) -> str:
 
 
 def _write_shop(directory: Path, draw: random.Random) -> None:
-    lines = ["request,user,time,item,stage,rank,clicked,price"]
-    for request in range(12):
-        time = f"{DAYS[request % 3]}T{request:02}:00:00"
-        for rank, item in enumerate(draw.sample(range(30), 6), 1):
-            stage = ("ranked", "shown")[rank < 4]
-            lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
-    (directory / "shop.csv").write_text("\n".join(lines) + "\n")
+    """Write a log of three days, and one of the day after them."""
+    for name, days, requests in (("shop", DAYS, range(12)), ("next", ("2024-01-16",), range(12, 16))):
+        lines = ["request,user,time,item,stage,rank,clicked,price"]
+        for request in requests:
+            time = f"{days[request % len(days)]}T{request:02}:00:00"
+            for rank, item in enumerate(draw.sample(range(30), 6), 1):
+                stage = ("ranked", "shown")[rank < 4]
+                lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
+        (directory / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
 def _write_records(directory: Path, draw: random.Random) -> None:

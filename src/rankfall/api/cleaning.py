@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._leftovers import Leftover, clean_tree
 from rankfall._tables import Tables
 
@@ -42,6 +43,7 @@ class CleaningResult(Tables):
         return {**self.tables(), "bytes": self.bytes, "failed": self.failed, "dry_run": self.dry_run}
 
 
+@checked
 def clean(*directories: PathLike, dry_run: bool = False) -> CleaningResult:
     """Remove temporary files and directories of processes that have died.
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall._seal import verification
 from rankfall.api.arguments import opened_engine, override_words
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rankfall.training.run_directory import Step as TrainingStep
 
 
+@checked
 def compare(
     config: ConfigLike,
     out: PathLike,
@@ -104,6 +106,7 @@ def failure_texts(failures: list[RunFailure]) -> list[str]:
     return [f"{failure.method}, {failure.run} failed: {failure.message}" for failure in failures]
 
 
+@checked
 def tune(
     config: ConfigLike,
     out: PathLike,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._seal import verification
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import optional_path, run_directory
@@ -71,6 +72,7 @@ def _row(stage: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[s
     }
 
 
+@checked
 def export(
     run: RunLike,
     out: PathLike,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rankfall._argument_types import checked
 from rankfall._disk import make_directory
 from rankfall._files import checksum
 from rankfall._seal import verification
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rankfall.studies.results import SplitEvaluation
 
 
+@checked
 def evaluate(
     run: RunLike,
     split: str = "test",
@@ -89,6 +91,7 @@ def evaluate(
     return shown_in(summary, directory)
 
 
+@checked
 def diagnose(
     run: RunLike,
     split: str = "test",
@@ -148,6 +151,7 @@ def diagnose(
     return shown_in(diagnosis, directory)
 
 
+@checked
 def plan(
     run: RunLike,
     split: str = "test",

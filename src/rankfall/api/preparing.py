@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from rankfall._argument_types import checked
 from rankfall._suggestions import did_you_mean
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine
@@ -125,6 +126,7 @@ def prepare(
 ) -> DataCheck: ...
 
 
+@checked
 def prepare(
     source: Sources | None = None,
     out: PathLike | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._argument_types import checked
 from rankfall._seal import verification
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import warn
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rankfall.api.display import OnNotice
 
 
+@checked
 def report(
     directory: RunLike,
     out: PathLike | None = None,

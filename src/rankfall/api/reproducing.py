@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._disk import make_directory
 from rankfall._files import write_file
 from rankfall._tables import StoredTables, json_text
@@ -68,6 +69,7 @@ class ReproductionResult(StoredTables):
         return {**compared, **sheets}
 
 
+@checked
 def reproduce(
     name: str,
     out: PathLike | None = None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankfall._argument_types import checked
 from rankfall._tables import StoredTables
 from rankfall.api.display import Progress, counter, reported
 
@@ -86,6 +87,7 @@ class SimulatedLog(StoredTables):
         }
 
 
+@checked
 def simulate(
     out: PathLike,
     preset: str = "tiny",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall._seal import verification
 from rankfall.api.arguments import optional_path, override_words
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rankfall.training.run_directory import Step
 
 
+@checked
 def stream(
     config: ConfigLike,
     out: PathLike,

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall._seal import verification
 from rankfall._tables import StoredTables
@@ -47,6 +48,7 @@ class TrainedRun(StoredTables):
     _directory: Path | None = None
 
     @classmethod
+    @checked
     def open(cls, directory: PathLike, *, trust: bool = False) -> TrainedRun:
         """Return a finished run from its directory.
 
@@ -111,6 +113,7 @@ class TrainedRun(StoredTables):
         return {"epochs": [{name: line.get(name) for name in names} for line in lines]}
 
 
+@checked
 def train(
     config: ConfigLike,
     out: PathLike,

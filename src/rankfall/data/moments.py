@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankfall._argument_types import checked
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -23,6 +25,7 @@ class Moments:
     squares: NDArray[np.float64]
 
     @classmethod
+    @checked
     def of(cls, features: NDArray[Any]) -> Moments:
         """Compute the moments of an array (rows, features)."""
         values = features.astype(np.float64)

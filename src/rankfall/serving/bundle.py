@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from rankfall._argument_types import checked
 from rankfall._json_reader import parse_json
 from rankfall.encoding import BadValueError
 from rankfall.serving.bundle_files import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from rankfall.serving.trails import Trail
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
+MOST_THREADS = 1024
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -75,6 +77,7 @@ class Bundle:
         self._requests = RequestEncoder(manifest["request"], self.vocabularies, items)
 
     @classmethod
+    @checked
     def load(cls, path: str | Path, *, threads: int = 1, shared: Path | None = None) -> Bundle:
         """Read all files of a bundle into memory and compare them with their checksums.
 
@@ -90,8 +93,8 @@ class Bundle:
             ValueError: A file is missing or has changed, or this release cannot read the bundle.
             OSError: A file cannot be read, or copied to `shared`.
         """
-        if not isinstance(threads, int) or threads < 1:
-            raise ValueError(f"threads: found {shown(threads)}, expected a whole number of at least 1")
+        if not 1 <= threads <= MOST_THREADS:
+            raise ValueError(f"threads: found {shown(threads)}, expected a whole number from 1 to {MOST_THREADS:,}")
         path = Path(path)
         manifest = read_manifest(path)
         with errors_name(path):
@@ -199,7 +202,7 @@ class Bundle:
         Raises:
             RequestError: A request is not valid.
         """
-        if isinstance(requests, Mapping):
+        if isinstance(requests, Mapping) or not isinstance(requests, Sequence):
             (scores,) = self._score([requests], [candidates], _only_request)
             return scores
         return self._score(requests, _one_each("candidates", candidates, len(requests)), _numbered_request)

@@ -642,6 +642,20 @@ def test_recall_as_served_is_shown(page: Page, address: str, bundle: Bundle) -> 
     assert cells[3] == f"{100 * ranking['chance']:.1f}\N{NO-BREAK SPACE}%"
 
 
+def test_stage_at_which_no_relevant_item_arrived(page: Page, address: str) -> None:
+    def without_arrivals(route: Route) -> None:
+        response = route.fetch()
+        about = response.json()
+        for bundle in about["bundles"].values():
+            bundle["measured"]["stages"][-1]["kept"] = {"value": None, "low": None, "high": None}
+        route.fulfill(response=response, json=about)
+
+    page.route("**/model", without_arrivals)
+    show(page, address)
+    assert page.get_by_text("no relevant item arrived").count() == 1
+    page.unroute("**/model")
+
+
 def test_values_never_seen_are_flagged(page: Page, address: str) -> None:
     show(page, address)
     page.get_by_label("user_id").fill("123456789")

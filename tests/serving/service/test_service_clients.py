@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import logging.config
 import socket
 import threading
 import weakref
@@ -17,7 +18,7 @@ from starlette.responses import Response
 
 from rankfall.commands import serve as command
 from rankfall.serving.service import json_bodies, limits, rank_routes, run_service
-from rankfall.serving.service.log_lines import LineFormatter
+from rankfall.serving.service.log_lines import MOST_LINES, SECONDS, LimitedHandler, LineFormatter, logging_settings
 from support.bundles import platform_bundle
 from support.services import PATIENCE, Answer, Running, eventually, loaded, ranking_bundle, requests, running
 from support.wire import HEALTH, Wire, connections, post
@@ -379,3 +380,43 @@ def test_tracebacks_in_the_log_are_indented() -> None:
     assert first.startswith("ERROR failed: x\\n2026")
     assert all(line.startswith("    ") for line in others)
     assert all(line.isprintable() for line in [first, *others])
+
+
+def test_malformed_requests_cannot_fill_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(platform_bundle()) as service:
+        for _ in range(MOST_LINES + 15):
+            with Wire(service.port) as client:
+                assert client.send(b"no HTTP\r\n\r\n").answer().code == 400
+        logging.config.dictConfig(logging_settings())  # which closes the handlers, as the end of the process does
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if line.endswith("WARNING Invalid HTTP request received.")]) == MOST_LINES
+    (rest,) = [line for line in lines if "more warnings" in line]
+    assert rest.endswith("WARNING 15 more warnings of this kind within 60 seconds: Invalid HTTP request received.")
+
+
+def test_warnings_are_limited_per_kind_and_period() -> None:
+    handler = LimitedHandler()
+    handler.setStream(stream := io.StringIO())
+
+    def write(line: int, second: float, level: int = logging.WARNING) -> list[str]:
+        record = logging.LogRecord("service", level, "file.py", line, "line %d", (line,), None)
+        record.created = second
+        before = len(stream.getvalue())
+        handler.emit(record)
+        return stream.getvalue()[before:].splitlines()
+
+    assert [write(1, second) for second in range(MOST_LINES + 3)] == [["line 1"]] * MOST_LINES + [[]] * 3
+    assert write(2, 20) == ["line 2"]  # another kind
+    assert [write(3, 21, logging.INFO) for _ in range(2 * MOST_LINES)] == [["line 3"]] * (2 * MOST_LINES)
+    assert write(1, SECONDS - 1) == []
+    assert write(1, SECONDS) == [f"4 more warnings of this kind within {SECONDS:.0f} seconds: line %d", "line 1"]
+    assert write(1, SECONDS + 1) == ["line 1"]
+    handler.close()
+    assert stream.getvalue().endswith("line 1\n")  # nothing was left out since
+
+
+def test_long_lines_of_the_log_are_cut() -> None:
+    record = logging.LogRecord("service", logging.WARNING, "file.py", 1, "%s", ("\x1b" * 10**6,), None)
+    line = LineFormatter("%(message)s").format(record)
+    assert line.endswith("\\x1b... (998,000 more characters)")
+    assert len(line) < 10_000

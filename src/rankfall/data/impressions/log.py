@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rankfall import _manifest
+from rankfall._argument_types import checked
 from rankfall._json_reader import parse_json
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
@@ -85,6 +86,7 @@ class ImpressionLog:
         return f"ImpressionLog({self.path}: {len(self.days)} days, {impressions:,} impressions)"
 
     @classmethod
+    @checked
     def load(cls, path: str | Path, *, verify: bool | None = None) -> ImpressionLog:
         """Open a prepared log.
 
@@ -134,6 +136,7 @@ class ImpressionLog:
             self._check_items(check_file)
         return map_table(self.path / ITEMS)
 
+    @checked
     def vocabulary(self, table: str) -> pa.Array:
         """Return the vocabulary of an embedding table; its first value has id 2.
 
@@ -194,6 +197,7 @@ class ImpressionLog:
                 rows.subtract(tables)
         return self.limited_to(rows)
 
+    @checked
     def choose(self, names: Iterable[str]) -> list[Day]:
         """Return days in the given order.
 
@@ -282,9 +286,15 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
     """Return the description and the features of a log from its manifest."""
     spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
     try:
-        return spec, Features.from_json(manifest["features"])
+        features = Features.from_json(manifest["features"])
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
+    content = features.to_json()
+    for feature in content["features"]:
+        check_counts(path / MANIFEST, feature, "rows", "size", inside="features.")
+    for sequence in content["sequences"]:
+        check_counts(path / MANIFEST, sequence, "max_length", inside="sequences.")
+    return spec, features
 
 
 def limits_of(manifest: Mapping[str, Any], features: Features) -> dict[str, int]:

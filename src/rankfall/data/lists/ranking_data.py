@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankfall._argument_types import checked
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format, read_manifest
 from rankfall._seal import check_file, check_seal, compare_file, once, verifies
 from rankfall.data.moments import Moments
@@ -82,6 +83,7 @@ class RankingData:
         return f"RankingData({self.path}: {parts})"
 
     @classmethod
+    @checked
     def load(cls, path: str | Path, *, verify: bool | None = None) -> RankingData:
         """Open a directory of prepared ranking data.
 
@@ -132,6 +134,7 @@ class RankingData:
         columns: int = self.manifest["features"]["columns"]
         return columns
 
+    @checked
     def scaling(self, train: Iterable[str]) -> Scaling:
         """Fit a standardisation on the splits `train` only, from their stored moments."""
         moments = [self[name].moments for name in train]

@@ -34,7 +34,7 @@ _ERRORS = {
     409: "The new bundle was refused; the previous bundle stays in service.",
     413: "The body is too large.",
     415: "The content type of the body is not JSON.",
-    422: "A value is invalid; `field` names it.",
+    422: "A value is invalid; the key 'field' names it.",
     503: "The queue is full or too slow, or no bundle is loaded; try again after the seconds in Retry-After.",
     504: "The deadline was exceeded.",
 }

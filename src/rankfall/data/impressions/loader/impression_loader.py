@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 
+from rankfall._argument_types import checked
 from rankfall._suggestions import did_you_mean
+from rankfall._yaml_config import MAX_COUNT
 from rankfall.data.impressions.loader.batch import Impressions
 from rankfall.data.impressions.loader.day_catalogue import Catalogue, catalogue_of
 from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
@@ -455,8 +457,11 @@ class ImpressionLoader:
 def _check_int(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}: found {value!r}, expected a whole number of at least {least}")
+    if value > MAX_COUNT and name != "seed":
+        raise ValueError(f"{name}: found {value!r}, expected at most {MAX_COUNT}")
 
 
+@checked
 def _choose(log: ImpressionLog, days: str | Iterable[str]) -> list[Day]:
     chosen = log.choose([days] if isinstance(days, str) else days)
     if not any(len(day) for day in chosen):

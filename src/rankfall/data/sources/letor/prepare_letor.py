@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankfall._argument_types import checked
 from rankfall._files import fresh_directory
 from rankfall._manifest import MANIFEST
 from rankfall.data.lists.ranking_data import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+@checked
 def prepare_letor(
     sources: Mapping[str, Sequence[Path]],
     out: Path,

@@ -31,8 +31,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
-from rankfall._disk import delete_tree, make_directory, open_new, rename, sync
+from rankfall._disk import make_directory, open_new, rename, sync
 from rankfall._files import checksum, write_file
+from rankfall._leftovers import try_to_delete
 from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import GrowingItems
@@ -165,10 +166,10 @@ def publish_state(directory: Path, log: ImpressionLog, entry: Mapping[str, Any])
 
 
 def remove_other_states(log: ImpressionLog, entry: Mapping[str, Any]) -> None:
-    """Remove the states that the manifest of a log does not name any more."""
+    """Remove the states that the manifest of a log does not name any more; warn if one cannot be removed."""
     for path in (log.path / STATE).iterdir():
         if path.name != entry["name"]:
-            delete_tree(path)
+            try_to_delete(path)
 
 
 def _store_rows(log: SpooledLog, portions: Sequence[Portion], directory: Path) -> None:

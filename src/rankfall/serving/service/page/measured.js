@@ -39,5 +39,6 @@ function table(stages) {
 /** Return what a stage keeps of the relevant items that arrive, in words, or null. */
 export function stageWords(about, name) {
   const stage = about.measured?.stages.find((one) => one.stage === name);
-  return stage ? `keeps ${share(stage.kept.value)} of relevant items` : null;
+  if (!stage) return null;
+  return stage.kept.value === null ? "no relevant item arrived" : `keeps ${share(stage.kept.value)} of relevant items`;
 }

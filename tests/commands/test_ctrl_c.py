@@ -1,0 +1,45 @@
+"""Ctrl-C before a command has begun its work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from support.forks import DEADLINE, ENVIRONMENT
+
+PROGRAM = """
+import os, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), {number})
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["rankfall", *{words!r}]
+from rankfall.__main__ import main
+main()
+"""
+
+
+def interrupted_at(module: str, *words: str, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command whose process receives SIGINT when it begins to import a module."""
+    program = first + PROGRAM.format(name=module, number=int(signal.SIGINT), words=words)
+    return subprocess.run(
+        [sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, timeout=DEADLINE
+    )
+
+
+@pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.tune", "rankfall.simulation.simulate"])
+def test_ctrl_c_during_imports_shows_no_traceback(module: str) -> None:
+    done = interrupted_at(module, "simulate", "log", "--preset", "tiny")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ignored_ctrl_c_stays_ignored() -> None:
+    done = interrupted_at("typer", "--version", first="import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("rankfall ")
