@@ -27,6 +27,7 @@ from rankfall.commands import (
     examination,
     export,
     init,
+    join,
     methods,
     plan,
     prepare,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (init, simulate, prepare, data, examination),
     "Train and compare": (train, evaluate, plan, compare, tune, stream),
-    "Serve": (export, serve),
+    "Serve": (export, serve, join),
     "Results": (report, reproduce),
     "Explore": (demo, methods, bench, config, clean),
 }

@@ -16,6 +16,7 @@ from rankfall.api.cleaning import CleaningResult, clean
 from rankfall.api.comparing import compare, tune
 from rankfall.api.display import Progress
 from rankfall.api.exporting import ExportedBundle, export
+from rankfall.api.joining import join
 from rankfall.api.measuring import diagnose, evaluate, plan
 from rankfall.api.preparing import PreparedData, prepare
 from rankfall.api.reporting import report
@@ -38,6 +39,7 @@ __all__ = [
     "diagnose",
     "evaluate",
     "export",
+    "join",
     "plan",
     "prepare",
     "report",

@@ -34,7 +34,7 @@ Sources: TypeAlias = (
 _PATH_OPTIONS = ("items", "users", "requests")
 _SUPPLIED = (
     *("source", "sources", "out", "path", "spec", "recipe", "force", "engine"),
-    *("about", "appendable", "portion_rows"),
+    *("about", "appendable", "inspect", "portion_rows"),
 )
 
 
@@ -170,7 +170,7 @@ def prepare(
     """
     append = options.get("append")
     _check_arguments(layout, out, spec, engine, check=check, append=append is not None)
-    described = None if spec is None else _spec(spec)
+    described = None if spec is None else load_description(spec)
     with opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
         work = _Preparation(source, Path(append or out or ""), described, force, opened, report, options)
@@ -204,7 +204,8 @@ def _check_arguments(
             raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(layouts)}")
 
 
-def _spec(spec: ConfigLike) -> Spec:
+def load_description(spec: ConfigLike) -> Spec:
+    """Return the description of a log, from a YAML file, a dictionary or a model."""
     from rankfall._yaml_config import read_source
     from rankfall.data.impressions.spec import Spec, validate_spec
 

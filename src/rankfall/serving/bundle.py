@@ -67,9 +67,10 @@ class Bundle:
         self.path = path
         self.manifest = manifest
         self.items = items
+        self.vocabularies = dict(vocabularies)
         self.stages = list(stages)
         self._examples = [dict(example) for example in examples]
-        self._requests = RequestEncoder(manifest["request"], dict(vocabularies), items)
+        self._requests = RequestEncoder(manifest["request"], self.vocabularies, items)
 
     @classmethod
     def load(cls, path: str | Path, *, threads: int = 1, shared: Path | None = None) -> Bundle:

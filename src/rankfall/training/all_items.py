@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 SCORES = 1 << 22  # scores of a matrix product at a time: 16 MB
 PAIRS = 1 << 14  # requests x items that a model scores at a time; attention needs some 10 kB for each
-NOT_LOGGED = {"depth": -1, "rank": -1, "position": -1, "truth": torch.nan}  # of items that were not logged; others 0
+NOT_LOGGED = {  # values of items that were not logged; others are 0
+    "depth": -1,
+    "rank": -1,
+    "position": -1,
+    "inclusion": 1,
+    "truth": torch.nan,
+}
 
 
 class AllItemsScorer:

@@ -133,6 +133,7 @@ class _Builder:
         item = self._item_ids()
         depth, rank = self.depth[chosen], self._places("rank")[chosen]
         position = self._places("position")[chosen]
+        inclusion = self._inclusions(number, chosen)
         self._leave_out(number, item, chosen)
         self.row, self.number, self.item = chosen, number[chosen], item[chosen]
         hashes = item_hash[chosen]
@@ -145,12 +146,14 @@ class _Builder:
             hashes = np.concatenate([hashes, extra_hash])
             depth = np.concatenate([depth, np.full(count, NEGATIVE)])
             rank, position = (np.concatenate([places, np.full(count, -1)]) for places in (rank, position))
+            inclusion = np.concatenate([inclusion, np.ones(count, np.float32)])
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
         graded = None if spec.has_funnel else self._relevance_of_chosen()
         self.grade = full_stage_grades(self.number, depth, rank, graded)[order]
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
         self.chosen_depth, self.rank, self.position = depth[order], rank[order], position[order]
+        self.inclusion = inclusion[order]
         self.edges = edges(np.bincount(self.number, minlength=len(self.requests)))
 
     def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
@@ -199,6 +202,24 @@ class _Builder:
             found, where = places[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
             raise ValueError(f"column {column!r}: found {found}, expected at least 0, or -1 for none ({where})")
         return places
+
+    def _inclusions(self, number: Integers, chosen: Integers) -> NDArray[np.float32]:
+        """Return the probability with which each chosen item was drawn: for the log, times that of the sample here."""
+        if self.spec.inclusion is None:
+            return np.ones(len(chosen), np.float32)
+        logged = self.rows[self.spec.inclusion].cast(pl.Float64).fill_null(1).to_numpy()
+        if (bad := np.flatnonzero(~((logged > 0) & (logged <= 1)))).size:  # also NaN
+            found, where = logged[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
+            raise ValueError(
+                f"column {self.spec.inclusion!r}: found {found}, expected a probability above 0 and at most 1 ({where})"
+            )
+        stages = len(self.spec.stages)
+        sizes = np.array([len(logged) if stage.sample is None else stage.sample for stage in self.spec.stages])
+        cell = number * stages + self.depth
+        shares = np.minimum(1, sizes[self.depth] / np.bincount(cell)[cell])
+        smallest = np.finfo(np.float32).tiny
+        inclusion: NDArray[np.float32] = np.maximum((logged * shares)[chosen], smallest).astype(np.float32)
+        return inclusion
 
     def _table_items(self) -> NDArray[np.int64]:
         assert self.items is not None
@@ -267,6 +288,8 @@ class _Builder:
                 return self._logged(name)
             case "position":
                 return self.position
+            case "inclusion":
+                return self.inclusion
             case _:
                 assert self.spec.truth is not None  # no other column is left
                 return self._logged(self.spec.truth)

@@ -23,11 +23,13 @@ The columns of an impression:
 ``grade``                  list of int32                full-stage grade: deeper is better, then better ranked
 ``feedback.F``             list of float32              feedback F of the user
 ``position``               list of int32                place at which the item was shown, from 0, -1: not shown
+``inclusion``              list of float32              probability with which the item was drawn, 1 without draws
 ``left_out``               list of int32                relevant items of the request that were not sampled, sorted
 ``truth``                  list of float32              true relevance, in simulated logs written with it
 =========================  ===========================  =======================================================
 
-Logs without shown positions have no column ``position``, logs without true relevance no column ``truth``.
+Logs without shown positions have no column ``position``, logs without probabilities no column ``inclusion``, and logs
+without true relevance no column ``truth``.
 
 All lists of items of an impression have the same length, except ``left_out``, which is usually empty. Its items are
 not candidates of the impression, but they must not be used as negatives either. Manifests are written last, and the
@@ -76,6 +78,8 @@ def impression_schema(spec: Spec, *, request: pa.DataType) -> pa.Schema:
     columns += [(f"feedback.{name}", _list(_NUMBERS)) for name in spec.feedback]
     if spec.position is not None:
         columns.append(("position", _list(pa.int32())))
+    if spec.inclusion is not None:
+        columns.append(("inclusion", _list(_NUMBERS)))
     columns.append(("left_out", _list(_IDS)))
     if spec.truth is not None:
         columns.append(("truth", _list(_NUMBERS)))

@@ -15,6 +15,7 @@
     relevant: rank_pos            # a stage: items that reached it; or {column: long_view}
     feedback: [effective_view, long_view]
     position: shown_at            # the place at which an item was shown, from 0 for the first; null or -1: not shown
+    inclusion: probability        # the probability with which an item was drawn for the log; null: 1
     features:
       user:
         user_id: {kind: categorical, num_buckets: 40000}
@@ -362,6 +363,10 @@ class Spec(Section):
     position: str | None = Field(
         default=None,
         description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
+    )
+    inclusion: str | None = Field(
+        default=None,
+        description="A column with the probability with which an item was drawn for the log, above 0 and at most 1.",
     )
     truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
     negatives: int = Field(

@@ -38,6 +38,7 @@ class Impressions:
     mask: Tensor  # (B, N) bool, True for items
     truth: Tensor | None = None  # (B, N) float32, NaN for added negatives, 0 in padding
     position: Tensor | None = None  # (B, N) int32, from 0 for the first; -1 for not shown, added negatives and padding
+    inclusion: Tensor | None = None  # (B, N) float32, the probability of the draw; 1 for added negatives and padding
 
     def __len__(self) -> int:
         """The number of impressions."""

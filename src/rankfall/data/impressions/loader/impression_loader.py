@@ -422,6 +422,7 @@ class ImpressionLoader:
             feedback=groups["feedback"],
             mask=tensors["mask"],
             truth=tensors.get("truth"),
+            inclusion=tensors.get("inclusion"),
             position=tensors.get("position"),
         )
 

@@ -86,6 +86,7 @@ def layout_of(log: ImpressionLog, width: int) -> Layout:
     items += [Column("relevance", np.float32), Column("grade", np.int32)]
     items += [Column(f"feedback.{name}", np.float32) for name in log.spec.feedback]
     items += [Column("position", np.int32, padding=-1)] if log.spec.position is not None else []
+    items += [Column("inclusion", np.float32, padding=1)] if log.spec.inclusion is not None else []
     items += [Column("truth", np.float32)] if log.spec.truth is not None else []
     sequences = [
         ListColumns(

@@ -8,7 +8,8 @@ the same days.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -35,7 +36,7 @@ from rankfall.data.sources.rows.row_inputs import PORTION_ROWS, Step, open_input
 from rankfall.data.sources.rows.write_days import write_days
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rankfall._engine import Engine
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import RequestOrder
     from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress, RowInputs
+    from rankfall.data.sources.rows.write_days import Inspect
 
 
 def append_rows(
@@ -58,6 +60,8 @@ def append_rows(
     requests: Path | None = None,
     reopen: bool = False,
     skip_bad: int | None = None,
+    about: Mapping[str, Any] = MappingProxyType({}),
+    inspect: Inspect = lambda impressions, state: None,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -73,6 +77,9 @@ def append_rows(
         requests: A table with more columns of the new requests, if the log was prepared with one.
         reopen: The rows may also be late rows of the newest day, which is written again with them.
         skip_bad: Check the rows first and drop bad ones, at most this many.
+        about: Entries of the provenance of the new days that replace those of the files.
+        inspect: Receives impressions, and the state of their day, before the log has them; if it raises an error, the
+            log stays as it is.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -84,7 +91,11 @@ def append_rows(
     tables: Tables = {"items": items, "users": users, "requests": requests}
     with appending(path) as appender:
         log = appender.log
-        spec = log.spec if spec is None else _same_but_source(spec, log)
+        if spec is None:
+            spec = log.spec
+        else:
+            check_same_description(spec, log)
+            spec = with_absolute_source(spec)
         state = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
@@ -95,7 +106,8 @@ def append_rows(
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(appender, state, raw, order, inputs, engine=engine, on_progress=on_progress)
+            inputs.about.update(about)
+            _append(appender, state, raw, order, inputs, inspect=inspect, engine=engine, on_progress=on_progress)
     return ImpressionLog.load(path)
 
 
@@ -106,6 +118,7 @@ def _append(
     order: RequestOrder,
     inputs: RowInputs,
     *,
+    inspect: Inspect,
     engine: Engine,
     on_progress: OnProgress,
 ) -> None:
@@ -126,6 +139,7 @@ def _append(
             on_rows=Step("writing", order.rows, on_progress),
             engine=engine,
             before_last=lambda before: before.save(directory / "before"),
+            inspect=inspect,
         )
     entry = store_state(state, log, order, directory)
     on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
@@ -142,13 +156,16 @@ def _append(
     remove_other_states(appender.log, entry)
 
 
-def _same_but_source(spec: Spec, log: ImpressionLog) -> Spec:
-    """Return a description, after checking that it differs from that of the log in its `source` at most."""
+def check_same_description(spec: Spec, log: ImpressionLog) -> None:
+    """Check that a description differs from that of a log in its `source` at most.
+
+    Raises:
+        ValueError: If another key differs.
+    """
     ours, theirs = (some.model_dump(mode="json", exclude={"source"}) for some in (spec, log.spec))
     for key, value in ours.items():
         if value != theirs[key]:
             raise ValueError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
-    return with_absolute_source(spec)
 
 
 def _with_newest(inputs: RowInputs, state: StoredState) -> RowInputs:

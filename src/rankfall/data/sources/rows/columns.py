@@ -53,6 +53,8 @@ def column_uses(spec: Spec) -> Iterator[ColumnUse]:
         yield ColumnUse("relevant", spec.relevant.column, "number", _OF_ROW)
     if spec.position is not None:
         yield ColumnUse("position", spec.position, "whole", _OF_ROW)
+    if spec.inclusion is not None:
+        yield ColumnUse("inclusion", spec.inclusion, "number", _OF_ROW)
     if spec.truth is not None:
         yield ColumnUse("truth", spec.truth, "number", _OF_ROW)
     for column in spec.feedback:
@@ -193,7 +195,7 @@ def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> S
     """
     new: dict[str, Any] = {}
     for (key, column), name in changes.items():
-        if key in ("user", "day", "stage", "rank", "position", "truth"):
+        if key in ("user", "day", "stage", "rank", "position", "inclusion", "truth"):
             new[key] = name
         elif key == "time":
             new[key] = name and spec.time and spec.time.model_copy(update={"column": name})

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import RequestOrder
     from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress
+    from rankfall.data.sources.rows.write_days import Inspect
 
 
 def prepare_rows(
@@ -74,6 +75,7 @@ def prepare_rows(
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
     appendable: bool = True,
+    inspect: Inspect = lambda impressions, state: None,
     portion_rows: int = PORTION_ROWS,
     engine: Engine = LOCAL,
     on_progress: OnProgress = lambda step, rows, total: None,
@@ -95,6 +97,8 @@ def prepare_rows(
             dropped if its rows contradict each other. By default the first bad row is an error.
         about: Entries that are added to the provenance in the manifest.
         appendable: Store what :func:`append_rows` needs.
+        inspect: Receives impressions, and the state of their day, before they are written; if it raises an error,
+            there will be no log.
         portion_rows: The approximate number of rows in memory, in each process of `engine`.
         engine: Runs the work on files and portions.
         on_progress: Receives the name of a step, the number of rows or files done, and their total if it is known.
@@ -130,7 +134,8 @@ def prepare_rows(
             writer = LogWriter(directory, spec, encoding.features, _schema(raw))
             state = LogState(encoding, GrowingItems(numbered=log.needs_numbers), SequenceHistories(raw.spec))
             on_rows = Step("writing", order.rows, on_progress)
-            extra = _write(log, order, state, writer, appendable=appendable, seed=seed, on_rows=on_rows, engine=engine)
+            written = partial(_write, log, order, state, writer, seed=seed, on_rows=on_rows, engine=engine)
+            extra = written(appendable=appendable, inspect=inspect)
         delete_tree(spooled)
         vocabularies = {name: values.to_arrow() for name, values in encoding.vocabularies.items()}
         on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
@@ -187,10 +192,11 @@ def _write(
     seed: int,
     on_rows: Report,
     engine: Engine,
+    inspect: Inspect,
 ) -> dict[str, Any]:
     """Write all days, and if the log is to be appendable also its state; return the entries for the manifest."""
     if not appendable:
-        write_days(log, order, state, writer.write, seed=seed, on_rows=on_rows, engine=engine)
+        write_days(log, order, state, writer.write, seed=seed, on_rows=on_rows, engine=engine, inspect=inspect)
         return {}
     stored = writer.directory / STATE / "new"
     make_directory(stored)
@@ -199,7 +205,17 @@ def _write(
         if len(order.days) > 1:
             before.save(stored / "before")
 
-    write_days(log, order, state, writer.write, seed=seed, on_rows=on_rows, engine=engine, before_last=save)
+    write_days(
+        log,
+        order,
+        state,
+        writer.write,
+        seed=seed,
+        on_rows=on_rows,
+        engine=engine,
+        before_last=save,
+        inspect=inspect,
+    )
     entry = store_state(state, log, order, stored)
     rename(stored, stored.with_name(entry["name"]))
     return {STATE: entry}

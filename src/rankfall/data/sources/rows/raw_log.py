@@ -120,7 +120,7 @@ class RawLog:
         if any(log.key(origin) not in log.origins for origin in files):
             return log  # an error, or reported; without a key no row can be read
         if types is not None:
-            log._take_types(types)
+            log._take_types(types, headers)
             return log
         unusable = log._decide_types(headers, on_text, engine, on_problem)
         return log.without(unusable) if unusable else log
@@ -226,8 +226,11 @@ class RawLog:
 
     # --- types ---
 
-    def _take_types(self, types: Types) -> None:
-        """Use the types of earlier days, after checking that the columns come from the same places."""
+    def _take_types(self, types: Types, headers: Mapping[Origin, Headers]) -> None:
+        """Use the types of earlier days, after checking that the columns come from the same places.
+
+        Numbers that were whole so far need not stay so: with all days at once, the column would have been one of floats.
+        """
         for origin in self.files:
             for column in self.columns(origin):
                 if (origin, column) not in types:
@@ -236,6 +239,12 @@ class RawLog:
                     file = self.files[origin][0]
                     raise ValueError(f"{file}: column {column!r}: found in {origin!r}, expected {expected}")
                 self.types[origin, column] = types[origin, column]
+        uses = list(column_uses(self.spec))
+        others = {use.column for use in uses if use.role != "number"}
+        for column in {use.column for use in uses} - others:
+            origin, stored = self.origins[column], self.stored.get(column, column)
+            if any(header[stored].is_float() for header in headers[origin].values() if stored in header):
+                self.types[origin, column] = pl.Float64()
 
     def _decide_types(
         self, headers: Mapping[Origin, Headers], on_text: Report, engine: Engine, on_problem: OnProblem | None

@@ -52,6 +52,7 @@ def check_rows(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
     yield from _keys(rows, spec)
     yield from _stages(rows, spec)
     yield from _places(rows, spec)
+    yield from _inclusions(rows, spec)
     yield from _labels(rows, spec)
     yield from _features(rows, spec)
     yield from check_sequences(rows, spec)
@@ -103,6 +104,14 @@ def _places(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
             places = rows[column].cast(pl.Int64).fill_null(-1)
             problem = "found another number, expected at least 0, or -1 for none"
             yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
+
+
+def _inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    if spec.inclusion is not None and spec.inclusion in rows.columns:
+        values = rows[spec.inclusion].cast(pl.Float64).fill_null(1)
+        bad = ~((values > 0) & (values <= 1)) | values.is_nan()
+        problem = "found another number, expected a probability above 0 and at most 1"
+        yield BadRows(spec.inclusion, problem, bad, rows[spec.inclusion])
 
 
 def _labels(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import Portion, RequestOrder
 
     WriteImpressions = Callable[[str, pa.Table], None]
+    Inspect = Callable[[pa.Table, LogState], None]
 
 
 def write_days(
@@ -42,6 +43,7 @@ def write_days(
     on_rows: Report,
     engine: Engine,
     before_last: Callable[[LogState], None] = lambda state: None,
+    inspect: Inspect = lambda impressions, state: None,
 ) -> None:
     """Write the impressions of all days of a spooled log.
 
@@ -54,13 +56,20 @@ def write_days(
         on_rows: Receives the number of rows that were written.
         engine: Runs the work on the portions.
         before_last: Receives the state before the last day.
+        inspect: Receives impressions before they are written, and the state of their day.
     """
     days = [(day, list(of_day)) for day, of_day in groupby(order.portions, key=lambda portion: portion.day)]
     for number, (day, of_day) in enumerate(days, start=1):
         if number == len(days):
             before_last(state)
         _add_items(log, of_day, state, engine)
-        _write_day(_Assembly(log, state.encoding, state.items.table, seed), day, of_day, state, write, on_rows, engine)
+
+        def checked(day: str, impressions: pa.Table) -> None:
+            inspect(impressions, state)
+            write(day, impressions)
+
+        assembly = _Assembly(log, state.encoding, state.items.table, seed)
+        _write_day(assembly, day, of_day, state, checked, on_rows, engine)
     state.unknown_requests += order.unknown
 
 

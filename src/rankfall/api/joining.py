@@ -1,0 +1,139 @@
+"""``rf.join``: samples and events of a service, joined to a log."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankfall._interrupts import stop_at_ctrl_c
+from rankfall.api.display import Progress, reported, stepper, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankfall._yaml_config import ConfigLike
+    from rankfall.api.arguments import PathLike
+    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.online.join_results import DayReport, JoinResult
+
+_DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_WAIT = timedelta(days=366)
+_NAP = 0.1  # seconds between questions whether to stop
+
+
+def join(
+    directory: PathLike,
+    out: PathLike,
+    *,
+    spec: ConfigLike,
+    items: PathLike | None = None,
+    users: PathLike | None = None,
+    wait: str | float | timedelta = "1h",
+    close: bool = False,
+    follow: bool = False,
+    poll: float = 10.0,
+    parity: float = 0.01,
+    bundles: PathLike | None = None,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    on_day: Callable[[DayReport], None] = lambda report: None,
+    stop: Callable[[], object] | None = None,
+) -> JoinResult:
+    """Join what ``rankfall serve --samples`` recorded to an impression log, one closed day after the other.
+
+    Args:
+        directory: The directory that the service writes.
+        out: The log. New days are appended to it; if it does not exist, it is fitted to the first day.
+        spec: Description of the log, as a YAML file, a dictionary or a model.
+        items: A table of items with the columns that `spec` names.
+        users: A table of users with columns that requests do not have.
+        wait: How long records are waited for after the end of their day: seconds, or text such as ``"90m"``.
+        close: Close all days that have samples now.
+        follow: Wait for new records. The function then returns only after `stop` or Ctrl-C.
+        poll: Seconds between checks for new records, with `follow`.
+        parity: Share of the requests that are encoded and scored again by the bundle that answered them.
+        bundles: Where bundles are searched that are not at their place any more.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+        on_day: Receives the report of each day after the log has it.
+        stop: Called while waiting; a true value ends the function. With it, Ctrl-C is left to the caller.
+
+    Returns:
+        The reports of all joined days, and the days that wait for records.
+
+    Raises:
+        ConfigError: If the description is wrong.
+        ParityError: If a request is encoded or scored differently now. The log does not get its day.
+        ValueError: If records, tables or arguments are wrong; the message says where.
+    """
+    settings = {"wait": _milliseconds(wait), "close": close, "parity": _share(parity)}
+    if follow and close:
+        raise ValueError("close: found with follow; a day is closed at once, or when its records have been received")
+    if not poll > 0:
+        raise ValueError(f"poll: found {poll!r}, expected seconds above 0")
+    with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
+        report(Progress("opening the log"))
+        from rankfall.api.preparing import load_description
+        from rankfall.online.join_log import Joiner, JoinSettings
+
+        paths = {
+            name: None if path is None else Path(path)
+            for name, path in {"items": items, "users": users, "bundles": bundles}.items()
+        }
+        for name, path in paths.items():
+            if path is not None and not path.exists():
+                raise ValueError(f"{name}: {path} does not exist")
+        joiner = Joiner(
+            Path(directory),
+            Path(out),
+            load_description(spec),
+            JoinSettings(**settings, **paths),  # type: ignore[arg-type]  # of their types
+            on_progress=stepper(report),
+            on_notice=on_notice,
+        )
+        with joiner.locked():
+            closed: list[str] = []
+            while True:
+                result = joiner.close_days(on_day)
+                closed += result.closed
+                if not follow or stopping():
+                    return result.of_call(closed)
+                report(Progress("waiting for records", status=_status(result)))
+                _sleep(poll, stopping)
+                if stopping():
+                    return result.of_call(closed)
+
+
+def _sleep(seconds: float, stopping: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not stopping() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(_NAP, left))
+
+
+def _status(result: JoinResult) -> str:
+    return "; ".join(f"{day}: {why}" for day, why in list(result.waiting.items())[:3])
+
+
+def _milliseconds(wait: str | float | timedelta) -> int:
+    """Return a duration in milliseconds."""
+    if isinstance(wait, str):
+        found = _DURATION.fullmatch(wait.strip())
+        seconds = float(found["number"]) * _SECONDS[found["unit"]] if found else -1.0
+    else:
+        seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait)
+    if not 0 <= seconds <= MAX_WAIT.total_seconds():
+        raise ValueError(
+            f"wait: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"
+        )
+    return round(seconds * 1000)
+
+
+def _share(parity: float) -> float:
+    if not 0 <= parity <= 1:
+        raise ValueError(f"parity: found {parity!r}, expected a share from 0 to 1")
+    return float(parity)

@@ -1,0 +1,354 @@
+"""Join recorded samples and events to a log, one closed day after the other.
+
+A day D of a log has the sampled requests with a time in D that were received until its limit, the end of D plus
+`wait`, and their events until then. It is closed when a record was received after the limit and no open segment can
+have an earlier one. So the content of a day depends on the records only, not on when they are joined.
+
+The steps of a day, one module each:
+
+1. :mod:`recorded_segments` lists the segments and what they hold.
+2. :mod:`window_records` splits the records since the last limit into parts by request.
+3. :mod:`match_records` decides for each part which records count.
+4. :mod:`day_rows` writes rows from samples, bodies (:mod:`request_columns`) and events, and :mod:`parity` scores some
+   of them again.
+5. The rows are appended to the log as ``rankfall prepare rows --append`` does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
+
+from rankfall._disk import open_new
+from rankfall._files import about_file, scratch_directory
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
+from rankfall.data.sources.rows.log_state import StoredState
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.row_files import RowFile, find_row_files
+from rankfall.online.day_rows import DayRows
+from rankfall.online.join_results import DayReport, JoinResult
+from rankfall.online.join_state import NEXT, REPORT, SERVED, UNKNOWN, JoinDirectory, UsedSegments, save_used
+from rankfall.online.log_days import LogDays, day_name
+from rankfall.online.match_records import NEVER_SERVED, REASON, MatchCounts, match_records
+from rankfall.online.parity import ParityCheck
+from rankfall.online.recorded_segments import RecordedSegments
+from rankfall.online.row_layout import make_layout
+from rankfall.online.served_requests import DAY, HASH, ServedRequests, write_served
+from rankfall.online.window_records import CARRIED, Window, WindowSpool
+from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.data.sources.rows.row_inputs import OnProgress
+    from rankfall.online.join_state import JoinState
+    from rankfall.online.match_records import MatchedPart
+    from rankfall.online.recorded_segments import SegmentContent
+    from rankfall.online.row_layout import RowLayout
+
+SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
+_ADDED = (HASH, DAY, CARRIED)  # columns that records get here
+
+
+@dataclass(frozen=True)
+class JoinSettings:
+    """How records are joined.
+
+    Attributes:
+        items: A table of items, which has the columns that the description names.
+        users: A table of users.
+        wait: How long records are waited for after the end of their day, in milliseconds.
+        close: Close all days that have samples, whether all of their records have been received or not.
+        parity: The share of the requests that are encoded and scored again.
+        bundles: Where bundles are searched that are not at their place any more.
+    """
+
+    items: Path | None = None
+    users: Path | None = None
+    wait: int = 3_600_000
+    close: bool = False
+    parity: float = 0.01
+    bundles: Path | None = None
+
+
+class Joiner:
+    """Joins the records of a directory to a log. Enter its context to lock the log.
+
+    Args:
+        directory: The directory that a service writes.
+        log: The log, which may not exist yet.
+        spec: Its description.
+        settings: How records are joined.
+        on_progress: Receives the name of a step, the amount done, and its total if it is known.
+        on_notice: Receives notices.
+
+    Raises:
+        ValueError: If the directory has no records, or the log another description.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        log: Path,
+        spec: Spec,
+        settings: JoinSettings,
+        *,
+        on_progress: OnProgress = lambda step, done, total: None,
+        on_notice: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._log, self._spec, self._settings = log, spec, settings
+        self._on_progress, self._on_notice = on_progress, on_notice
+        self._days = LogDays(spec.zone, settings.wait)
+        self._recorded = RecordedSegments(directory, self._days, on_notice)
+        self._beside = JoinDirectory(log)
+        if is_log(log):
+            check_same_description(spec, ImpressionLog.load(log))
+        self._layout()  # raises what is wrong with the description and the tables
+
+    def locked(self) -> Any:
+        """Return a context in which no other process joins records to the log."""
+        return self._beside.locked()
+
+    def close_days(self, on_day: Callable[[DayReport], None] = lambda report: None) -> JoinResult:
+        """Close all days whose records have been received.
+
+        Args:
+            on_day: Receives the report of each day after the log has it.
+
+        Raises:
+            ParityError: If training and serving differ.
+            ValueError: If a segment is damaged, or rows do not fit the log.
+        """
+        state = self._beside.load()
+        used = state.used
+        self._recorded.forget(set(used.finished))
+        self._recorded.refresh(set(used.finished), lambda done, of: self._on_progress("reading new segments", done, of))
+        if self._settings.close and self._recorded.first_open is not None:
+            raise ValueError("close: a service still writes segments; stop it first, or wait until it has written them")
+        closed = []
+        while (day := self._next(state)) is not None:
+            report = self._close(day, state)
+            on_day(report)
+            closed.append(report.day)
+            state = self._beside.load()
+        return JoinResult(str(self._log), closed, state.reports, self._waiting(state))
+
+    # --- which days ---------------------------------------------------------------------------------------------------
+
+    def _open_days(self, state: JoinState) -> list[int]:
+        """Return the days that have samples in time and are not closed, in order."""
+        first: dict[int, int] = {}
+        for content in self._recorded.contents():
+            for day, received in content.days.items():
+                first[day] = min(first.get(day, received), received)
+        days = {day for day, received in first.items() if received <= self._days.limit(day)}
+        if SAMPLES in state.carried:
+            carried = pl.read_ipc(state.carried[SAMPLES].read_bytes(), columns=["time", "sampled"])
+            days.update(self._days.of(carried.filter("sampled")["time"]).tolist())
+        return sorted(day for day in days if state.last is None or day > state.last)
+
+    def _next(self, state: JoinState) -> int | None:
+        """Return the next day to close, None if there is none."""
+        days = self._open_days(state)
+        return days[0] if days and self._why_open(days[0]) is None else None
+
+    def _why_open(self, day: int) -> str | None:
+        """Return why a day cannot be closed yet, None if it can."""
+        if self._settings.close:
+            return None
+        limit, is_open = self._days.limit(day), self._recorded.first_open
+        last = max((content.last for content in self._recorded.contents()), default=0)
+        if last <= limit + SLACK:
+            return "no record was received after its limit"
+        if is_open is not None and is_open <= limit:
+            return "a segment is open that may have records of it"
+        return None
+
+    def _waiting(self, state: JoinState) -> dict[str, str]:
+        days = self._open_days(state)
+        return {day_name(day): self._why_open(day) or "an earlier day is open" for day in days}
+
+    # --- one day --------------------------------------------------------------------------------------------------
+
+    def _layout(self) -> RowLayout:
+        types = StoredState(ImpressionLog.load(self._log)).types() if is_log(self._log) else None
+        return make_layout(self._spec, types, self._settings.items, self._settings.users)
+
+    def _close(self, day: int, state: JoinState) -> DayReport:
+        """Join the records of a day and add it to the log; nothing remains of it after an error."""
+        parity = ParityCheck(self._settings.parity, self._settings.bundles, is_new=not is_log(self._log))
+        with scratch_directory("joining", self._beside.path) as scratch:
+            rows = DayRows(self._layout(), scratch / "rows")
+            with self._beside.closing() as directory:
+                report = self._join(day, state, scratch, rows, parity, directory)
+            try:
+                if report.items:
+                    self._add(rows, report, parity)
+                    self._note_not_compared(parity)
+            except BaseException:
+                self._beside.abandon()
+                raise
+        return report
+
+    def _note_not_compared(self, parity: ParityCheck) -> None:
+        if parity.not_compared:
+            names = ", ".join(sorted(parity.not_compared))
+            self._on_notice(f"parity: {names} were not compared, as {self._log} is fitted to other data than the model")
+
+    def _join(
+        self, day: int, state: JoinState, scratch: Path, rows: DayRows, parity: ParityCheck, directory: Path
+    ) -> DayReport:
+        """Write the rows of a day, and beside the log what the next days need."""
+        name, limit = day_name(day), self._days.limit(day)
+        contents = [
+            content for content in self._recorded.contents() if content.segment.path.name not in state.used.finished
+        ]
+        window = Window(contents, state.limit, limit, state.used.begun, state.carried)
+        reading = _Steps(f"{name}: reading records", window.count(SAMPLES) + window.count(EVENTS), self._on_progress)
+        spool = WindowSpool(window, self._days, scratch / "spool", reading)
+        earlier, written = ServedRequests(state.served), _Written(directory)
+        joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
+        counts = MatchCounts()
+        for part in spool:
+            matched = match_records(part, day, earlier)
+            counts += matched.counts
+            parity.check_scores(matched.samples)
+            written.add(matched, rows.write(matched))
+            joining(1)
+        rows.check_depth()
+        written.close()
+        save_used(directory, _used(contents, limit, state))
+        report = _report(name, limit, counts, rows, parity, written)
+        report.save(directory / REPORT)
+        return report
+
+    def _add(self, rows: DayRows, report: DayReport, parity: ParityCheck) -> None:
+        """Add the rows of a day to the log, or make a log of them."""
+        label = f"the joined rows of {report.day}"
+        sources = [RowFile(file.path, label=label) for file in find_row_files([rows.log])]
+        tables = rows.layout.tables
+        about = {
+            "sources": [{"path": label, "rows": report.items, "requests": report.sampled, "events": report.events}],
+            "tables": {
+                origin: [about_file(file.path) for file in find_row_files([tables[origin]])] for origin in tables
+            },
+        }
+        options: dict[str, Any] = {
+            "items": tables.get("items"),
+            "users": tables.get("users"),
+            "requests": rows.requests,
+            "about": about,
+            "inspect": parity.inspect,
+            "on_progress": lambda step, done, total: self._on_progress(f"{report.day}: {step}", done, total),
+        }
+        if is_log(self._log):
+            append_rows(sources, self._log, **options)
+        else:
+            prepare_rows(sources, self._log, self._spec, **options)
+
+
+@dataclass
+class _Written:
+    """Files beside a log that are written part by part."""
+
+    directory: Path
+    served: list[pl.DataFrame] = field(default_factory=list)
+    apart: list[pl.DataFrame] = field(default_factory=list)
+    unknown: int = 0
+    elsewhere: int = 0
+    _writers: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, part: MatchedPart, elsewhere: pl.DataFrame) -> None:
+        """Add a part, and its events that are about other items than those of the samples."""
+        self.served.append(part.served)
+        never = part.unknown.with_columns(pl.lit(NEVER_SERVED).alias(REASON))
+        self.unknown, self.elsewhere = self.unknown + len(never), self.elsewhere + len(elsewhere)
+        self.apart += [_record(frame) for frame in (never, elsewhere) if len(frame)]
+        for kind, frame in ((SAMPLES, part.later_samples), (EVENTS, part.later_events)):
+            if len(frame):
+                self._carry(kind, _record(frame))
+
+    def close(self) -> None:
+        """Write what is left."""
+        write_served(self.directory / SERVED, self.served)
+        for file, writer in self._writers.values():
+            writer.close()
+            file.close()
+        if self.apart:
+            kept = pl.concat(self.apart).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+            with open_new(self.directory / UNKNOWN) as file:
+                pa_parquet.write_table(kept, file)
+
+    def _carry(self, kind: str, frame: pl.DataFrame) -> None:
+        table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+        if kind not in self._writers:
+            file = open_new(self.directory / NEXT / f"{kind}.arrow")
+            self._writers[kind] = file, pa.ipc.new_file(file, table.schema)
+        self._writers[kind][1].write_table(table)
+
+
+class _Steps:
+    """Reports the progress of one step."""
+
+    def __init__(self, name: str, total: int, on_progress: OnProgress) -> None:
+        self._name, self._total, self._on_progress = name, total, on_progress
+        self._done = 0
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        self._on_progress(self._name, self._done, max(self._total, self._done))
+
+
+def _record(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return records as a service writes them; ``sampled`` is a column of events only here."""
+    added = [*_ADDED, *(["sampled"] if "kind" in frame.columns else [])]
+    return frame.drop([name for name in added if name in frame.columns])
+
+
+def _used(contents: Sequence[SegmentContent], limit: int, state: JoinState) -> UsedSegments:
+    """Return the segments that were read until a day was closed, of those that still exist."""
+    read = [content for content in contents if content.first <= limit]
+    finished = {content.segment.path.name for content in read if content.last <= limit}
+    begun = {content.segment.path.name for content in read if content.last > limit}
+    kept = {name for name in state.used.finished if any((place / name).exists() for place in _places(contents))}
+    return UsedSegments(frozenset(finished | kept), frozenset(begun))
+
+
+def _places(contents: Sequence[SegmentContent]) -> set[Path]:
+    return {content.segment.path.parent for content in contents}
+
+
+def _report(
+    name: str, limit: int, counts: MatchCounts, rows: DayRows, parity: ParityCheck, written: _Written
+) -> DayReport:
+    def by_day(late: Mapping[int, int]) -> dict[str, int]:
+        return {day_name(day): late[day] for day in sorted(late)}
+
+    of_rows = rows.counts
+    return DayReport(
+        day=name,
+        limit=limit,
+        requests=counts.requests,
+        sampled=counts.sampled,
+        items=of_rows.rows,
+        events=of_rows.events,
+        repeated_requests=counts.repeated_requests,
+        repeated_events=counts.repeated_events,
+        unsampled_events=counts.unsampled_events,
+        unknown_events=written.unknown,
+        other_items=written.elsewhere,
+        unused_events=dict(sorted(of_rows.unused.items())),
+        late_requests=by_day(counts.late_requests),
+        late_events=by_day(counts.late_events),
+        refused=of_rows.refused,
+        refused_because=of_rows.reasons,
+        checked=parity.checked,
+        models=dict(sorted(of_rows.models.items())),
+    )

@@ -1,0 +1,89 @@
+"""What joining did with the records of each day."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rankfall._results import Result, Tables
+
+
+@dataclass(frozen=True)
+class DayReport(Result):
+    """What became of the records of a day (``report.json``).
+
+    Records are counted when their day is closed. Late records belong to earlier days; they are counted in the report of
+    the day that is closed after they came.
+    """
+
+    day: str
+    limit: int
+    """The last moment at which a record was in time, in milliseconds since 1970."""
+    requests: int
+    """Requests of the day, sampled or not."""
+    sampled: int
+    items: int
+    """Rows: items of sampled requests."""
+    events: int
+    """Events that count for these rows."""
+    repeated_requests: int
+    """Records with the id of a request that was received before."""
+    repeated_events: int
+    unsampled_events: int
+    """Events of requests that were not sampled."""
+    unknown_events: int
+    """Events of requests that were never served; ``unknown.parquet`` has them."""
+    other_items: int
+    """Events of items that the sample of the request does not have; ``unknown.parquet`` has them, too."""
+    unused_events: dict[str, int]
+    """Events of kinds that the description of the log does not name."""
+    late_requests: dict[str, int]
+    """By their day."""
+    late_events: dict[str, int]
+    refused: int
+    """Requests whose values the log cannot have."""
+    refused_because: list[str]
+    """The first of them."""
+    checked: int
+    """Requests that were encoded and scored again."""
+    models: dict[str, int]
+    """Sampled requests by the model that answered them."""
+
+
+@dataclass(frozen=True, repr=False)
+class JoinResult(Tables, Result):
+    """The joined days of a log."""
+
+    log: str
+    closed: list[str]
+    """Days that were closed by this call."""
+    days: list[DayReport]
+    """All days that were joined so far."""
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Days with records that are not closed yet, and why."""
+
+    def of_call(self, closed: list[str]) -> JoinResult:
+        """Return the result with all days that one call has closed."""
+        return replace(self, closed=closed)
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return one row per day."""
+        return {"days": [self._row(report) for report in self.days]}
+
+    def _row(self, report: DayReport) -> dict[str, Any]:
+        late = {
+            name: sum(getattr(one, f"late_{name}").get(report.day, 0) for one in self.days)
+            for name in ("requests", "events")
+        }
+        return {
+            "day": report.day,
+            "requests": report.requests,
+            "sampled": report.sampled,
+            "items": report.items,
+            "events": report.events,
+            "repeated": report.repeated_requests + report.repeated_events,
+            "late": sum(late.values()),
+            "unknown": report.unknown_events + report.other_items,
+            "refused": report.refused,
+            "checked": report.checked,
+        }

@@ -1,0 +1,157 @@
+"""What joining stores beside a log, in ``LOG.join``.
+
+::
+
+    LOG.join/days/DAY/report.json           what became of the records of a day
+    LOG.join/days/DAY/served.arrow          hashes of the requests that were received while the day was open
+    LOG.join/days/DAY/unknown.parquet       events that are kept apart, if there are any
+    LOG.join/days/DAY/next/samples.arrow    of the newest day: records of later days that were received already,
+    LOG.join/days/DAY/next/events.arrow
+    LOG.join/days/DAY/next/segments.json    and the segments that need not be read again
+
+All files of a day are written before the log gets the day, under the name ``LOG.join/closing``. They count once the log
+has the day. A process that dies before leaves a log without the day, and the next one closes the day again, with the
+same result.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rankfall._disk import delete_tree, make_directory, rename, sync
+from rankfall._files import fresh_directory, locked, write_file
+from rankfall._json_reader import parse_json
+from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.online.join_results import DayReport
+from rankfall.online.log_days import day_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+REPORT, SERVED, UNKNOWN, NEXT = "report.json", "served.arrow", "unknown.parquet", "next"
+_SEGMENTS = "segments.json"
+
+
+@dataclass(frozen=True)
+class UsedSegments:
+    """Segments whose records were used until the newest day was closed.
+
+    Attributes:
+        finished: Names of segments that have nothing else.
+        begun: Names of segments that have records that came later, too.
+    """
+
+    finished: frozenset[str] = frozenset()
+    begun: frozenset[str] = frozenset()
+
+    def save(self, path: Path) -> None:
+        """Write the names."""
+        content = {"finished": sorted(self.finished), "begun": sorted(self.begun)}
+        write_file(path, json.dumps(content) + "\n")
+
+
+@dataclass(frozen=True)
+class JoinState:
+    """What is known before the next day is closed.
+
+    Attributes:
+        last: The newest day of the log, None if there is no log or its days are not dates.
+        reports: The reports of joined days, oldest first.
+        served: The files of requests, oldest first.
+        carried: The files of records of later days, by their kind.
+        used: The segments that were read.
+    """
+
+    last: int | None = None
+    reports: list[DayReport] = field(default_factory=list)
+    served: list[Path] = field(default_factory=list)
+    carried: dict[str, Path] = field(default_factory=dict)
+    used: UsedSegments = field(default_factory=UsedSegments)
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the newest joined day."""
+        return self.reports[-1].limit if self.reports else None
+
+
+class JoinDirectory:
+    """The directory beside a log.
+
+    Args:
+        log: The directory of the log.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.path = log.with_name(f"{log.name}.join")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the directory, which is created if it is missing.
+
+        Raises:
+            ValueError: If another process joins records to the log.
+        """
+        make_directory(self.path)
+        with locked(self.path, busy=f"out: another process joins records to {self._log}"):
+            yield
+
+    def load(self) -> JoinState:
+        """Return the state, after a day that the log has got is completed."""
+        days = list(ImpressionLog.load(self._log).days) if is_log(self._log) else []
+        self._complete(days)
+        joined = sorted(path for path in (self.path / "days").glob("*") if path.is_dir())
+        reports = [DayReport.load(path / REPORT) for path in joined]
+        if not days and any(report.items for report in reports):
+            raise ValueError(
+                f"out: {self._log} does not exist, but {self.path} has reports of its days; delete them to join all "
+                "records again"
+            )
+        for earlier in joined[:-1]:
+            delete_tree(earlier / NEXT, missing_ok=True)
+        newest = [number for day in days if (number := day_number(day)) is not None]
+        served = [path / SERVED for path in joined]
+        last = max([*newest, *(number for one in reports if (number := day_number(one.day)) is not None)], default=None)
+        if not joined:
+            return JoinState(last)
+        following = joined[-1] / NEXT
+        carried = {path.stem: path for path in sorted(following.glob("*.arrow"))}
+        names = parse_json((following / _SEGMENTS).read_text(encoding="utf-8"))
+        used = UsedSegments(frozenset(names["finished"]), frozenset(names["begun"]))
+        return JoinState(last, reports, served, carried, used)
+
+    @contextmanager
+    def closing(self) -> Iterator[Path]:
+        """Yield a directory for the files of a day; they count after :meth:`load` if the log has the day."""
+        with fresh_directory(self._closing, lambda path: (path / REPORT).is_file(), force=True) as directory:
+            make_directory(directory / NEXT)
+            yield directory
+
+    def abandon(self) -> None:
+        """Delete the files of a day that the log did not get."""
+        delete_tree(self._closing, missing_ok=True)
+
+    @property
+    def _closing(self) -> Path:
+        return self.path / "closing"
+
+    def _complete(self, days: list[str]) -> None:
+        """Give the files of a day their place if the log has the day, or if it has no rows; delete them otherwise."""
+        if not self._closing.exists():
+            return
+        report = DayReport.load(self._closing / REPORT)
+        if report.items and report.day not in days:
+            self.abandon()
+            return
+        make_directory(self.path / "days")
+        rename(self._closing, self.path / "days" / report.day)
+        sync(self.path / "days")
+
+
+def save_used(directory: Path, used: UsedSegments) -> None:
+    """Write the names of segments into the directory of a day that is being closed."""
+    used.save(directory / NEXT / _SEGMENTS)

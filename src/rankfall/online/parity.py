@@ -1,0 +1,292 @@
+"""Parity of training and serving: what a log has of a request is what the model that answered it received.
+
+A share of the requests is encoded again by the bundle that answered them, and their items are scored again. Scores must
+be those that were served. Ids and numbers that the log is going to have must be those that the bundle received.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from rankfall._json_reader import parse_json
+from rankfall.data.impressions.column_hashing import hash_values
+from rankfall.data.impressions.items import from_arrow
+from rankfall.encoding import FIRST_KNOWN, UNSEEN, Buckets, Numbers, VocabularyIds, rule_from_json
+from rankfall.encoding.lookup import NOWHERE
+from rankfall.online.bundle_finder import BundleFinder
+from rankfall.serving.encoded_requests import NO_ITEM
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from rankfall.data.sources.rows.log_state import LogState
+    from rankfall.encoding import Rule
+    from rankfall.encoding.lookup import Lookup
+    from rankfall.serving.bundle import Bundle
+
+    Values = NDArray[Any]
+
+TOLERANCE = 1e-4  # of scores and numbers, relative to those above 1
+_SEED = 20  # of the hashes that choose requests, which are others than those of samples
+_AT_ONCE = 256  # requests
+
+
+class ParityError(ValueError):
+    """A request for which training and serving differ."""
+
+
+class ParityCheck:
+    """Checks a share of the requests of a day.
+
+    Args:
+        share: The share of the requests.
+        bundles: Where bundles are searched that are not at their place any more.
+        is_new: Whether the log is new, so that its vocabularies and scalings are not those of the models.
+    """
+
+    def __init__(self, share: float, bundles: Path | None, *, is_new: bool) -> None:
+        self._limit = share
+        self._finder = BundleFinder(bundles)
+        self._is_new = is_new
+        self._chosen: dict[str, tuple[str, str, str]] = {}  # model, bundle and body by request
+        self.not_compared: set[str] = set()
+
+    @property
+    def checked(self) -> int:
+        """The number of requests that are checked."""
+        return len(self._chosen)
+
+    def check_scores(self, samples: pl.DataFrame) -> None:
+        """Score the items of some of the samples again.
+
+        Raises:
+            ParityError: If a score differs.
+            ValueError: If a bundle is missing.
+        """
+        if not self._limit:
+            return
+        shares = hash_values(samples["request"], _SEED).astype(np.float64) / 2.0**64
+        chosen = samples.filter(pl.Series(shares < self._limit))
+        for model, of_model in sorted(chosen.group_by("model"), key=lambda group: str(group[0])):
+            for part in of_model.iter_slices(_AT_ONCE):
+                bundle = self._finder.find(str(model[0]), part["bundle"][0])
+                requests = [parse_json(body) for body in part["body"]]
+                found = bundle.score(requests, part["item"].to_list())
+                for record, scores in zip(part.iter_rows(named=True), found, strict=True):
+                    _compare_scores(bundle, record, scores)
+        for request, *rest in chosen.select("request", "model", "bundle", "body").rows():
+            self._chosen[request] = (rest[0], rest[1], rest[2])
+
+    def inspect(self, impressions: pa.Table, state: LogState) -> None:
+        """Compare impressions with what bundles received for the same requests.
+
+        Raises:
+            ParityError: If a feature differs.
+        """
+        requests = [str(request) for request in impressions["request"].to_pylist()]
+        places: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            if request in self._chosen:
+                places.setdefault(self._chosen[request][0], []).append(place)
+        for model, of_model in sorted(places.items()):
+            for start in range(0, len(of_model), _AT_ONCE):
+                part = of_model[start : start + _AT_ONCE]
+                names = [requests[place] for place in part]
+                bundle = self._finder.find(model, self._chosen[names[0]][1])
+                comparison = _Comparison(bundle, state, names, self._is_new, self.not_compared)
+                comparison.compare(impressions.take(part), [parse_json(self._chosen[name][2]) for name in names])
+
+
+def _compare_scores(bundle: Bundle, record: Mapping[str, Any], scores: Mapping[str, Sequence[float]]) -> None:
+    names = bundle.names
+    for place, (item, stage, served) in enumerate(zip(record["item"], record["stage"], record["score"], strict=True)):
+        name = names[min(stage, len(names) - 1)]
+        again = scores[name][place]
+        if not abs(again - served) <= TOLERANCE * max(1.0, abs(served)):  # also if one is NaN
+            raise ParityError(
+                f"parity: request {record['request']!r}: stage {name} gave item {item!r} the score {served:.6g} when "
+                f"it answered, and {bundle.path} gives it {again:.6g} now"
+            )
+
+
+class _Feature(NamedTuple):
+    """A feature of one kind as the bundle and the log have it."""
+
+    name: str
+    bundle: Rule | None  # unknown for features of items that no sequence has
+    log: Rule
+
+
+class _Comparison:
+    """Compares the impressions of some requests with what a bundle received."""
+
+    def __init__(
+        self, bundle: Bundle, state: LogState, requests: Sequence[str], is_new: bool, not_compared: set[str]
+    ) -> None:
+        self._bundle, self._state, self._requests = bundle, state, requests
+        self._is_new, self._not_compared = is_new, not_compared
+
+    def compare(self, impressions: pa.Table, bodies: Sequence[Mapping[str, Any]]) -> None:
+        arrays = self._bundle.encode(bodies).arrays
+        rules, encoding = self._bundle.manifest["request"], self._state.encoding
+        for group in ("user", "context"):
+            for name, rule in rules[group].items():
+                key = f"{group}.{name}"
+                if key in impressions.column_names:
+                    feature = _Feature(key, self._rule(rule), encoding.rule(group, name))
+                    self._check(feature, arrays[key], from_arrow(impressions[key]))
+        for sequence, about in rules["sequences"].items():
+            mask = arrays[f"sequence.{sequence}.mask"]
+            for name, rule in about["features"].items():
+                key = f"sequence.{sequence}.{name}"
+                if key not in impressions.column_names:
+                    continue
+                lists = impressions[key].combine_chunks()
+                lengths = lists.value_lengths().to_numpy()
+                self._check_lengths(key, mask.sum(axis=1), lengths)
+                feature = _Feature(key, self._rule(rule), encoding.rule("item", name))
+                owners = np.repeat(np.arange(len(lengths)), lengths)
+                self._check(feature, arrays[key][mask], from_arrow(_flat(impressions[key])), owners)
+        self._check_items(impressions)
+
+    def _rule(self, rule: Mapping[str, Any]) -> Rule:
+        return rule_from_json(rule, self._bundle.vocabularies)
+
+    def _check_lengths(self, key: str, served: Values, logged: Values) -> None:
+        if (bad := served != logged).any():
+            place = int(bad.argmax())
+            self._fail(key, place, f"{served[place]} events", f"{logged[place]} events")
+
+    def _check_items(self, impressions: pa.Table) -> None:
+        lists = impressions["item"].combine_chunks()
+        numbers = lists.flatten().to_numpy()
+        owners = np.repeat(np.arange(len(lists)), lists.value_lengths().to_numpy())
+        ids = _item_ids(self._state, numbers)
+        rows = self._bundle.items.find(ids)
+        logged = (rows != NO_ITEM) & (impressions["depth"].combine_chunks().flatten().to_numpy() >= 0)
+        rules, encoding = self._bundle.manifest["request"]["sequences"], self._state.encoding
+        stored = {name: rule for about in rules.values() for name, rule in about["features"].items()}
+        for key in self._bundle.items.features:
+            name = key.removeprefix("item.")
+            if key not in impressions.column_names:
+                continue
+            rule = self._rule(stored[name]) if name in stored else None
+            feature = _Feature(key, rule, encoding.rule("item", name))
+            values = from_arrow(_flat(impressions[key]))
+            served = self._bundle.items.gather(key, rows[logged])
+            items = [ids[place] for place in np.flatnonzero(logged).tolist()]
+            self._check(feature, served, values[logged], owners[logged], items)
+
+    def _check(
+        self,
+        feature: _Feature,
+        served: Values,
+        logged: Values,
+        owners: Values | None = None,
+        items: Sequence[Any] | None = None,
+    ) -> None:
+        """Compare values of a feature; `owners` are the requests of the values, `items` their items."""
+        same = self._same(feature, served, logged)
+        if same is None:
+            self._not_compared.add(feature.name)
+            return
+        if same.all():
+            return
+        place = int((~same).argmax())
+        owner = place if owners is None else int(owners[place])
+        theirs, ours = _shown(feature.bundle, served[place]), _shown(feature.log, logged[place])
+        self._fail(feature.name, owner, theirs, ours, "" if items is None else f" of item {items[place]!r}")
+
+    def _same(self, feature: _Feature, served: Values, logged: Values) -> NDArray[np.bool_] | None:
+        """Return which values are the same; None if they cannot be compared."""
+        theirs, ours = feature.bundle, feature.log
+        if isinstance(ours, Numbers):
+            if isinstance(theirs, Numbers):
+                logged = _rescaled(logged, ours, theirs)
+            elif self._is_new and ours.mean is not None:
+                return None
+            near = np.abs(served - logged) <= TOLERANCE * np.maximum(1, np.abs(served))
+            return np.asarray(near.reshape(len(served), -1).all(axis=1))
+        if isinstance(ours, Buckets):
+            fitted_alike = isinstance(theirs, Buckets) and list(theirs.edges) == list(ours.edges)
+            if self._is_new and not fitted_alike:
+                return None
+        if isinstance(ours, VocabularyIds):
+            if isinstance(theirs, VocabularyIds):
+                return _same_words(theirs.known, ours.known, served, logged)
+            if self._is_new:
+                return None
+        same: NDArray[np.bool_] = (served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN))
+        return same
+
+    def _fail(self, key: str, place: int, served: str, logged: str, of_item: str = "") -> None:
+        raise ParityError(
+            f"parity: request {self._requests[place]!r}: {key}{of_item}: {self._bundle.path} received {served} when it "
+            f"answered, and the log would have {logged}"
+        )
+
+
+def _same_words(theirs: Lookup, ours: Lookup, served: Values, logged: Values) -> NDArray[np.bool_]:
+    """Return which ids of two vocabularies are those of the same value, or of a value that one of them lacks."""
+    expected, is_theirs = _translation(theirs, ours)
+    known = (served == UNSEEN) & (logged >= FIRST_KNOWN)
+    same: NDArray[np.bool_] = expected[served] == logged
+    same[known] = ~is_theirs[logged[known]]
+    return same
+
+
+@functools.lru_cache(maxsize=16)
+def _translation(theirs: Lookup, ours: Lookup) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return our id of each of their ids, and which of our ids they have."""
+    places = ours.find(theirs.values.cast(ours.values.type))
+    ids = np.where(places == NOWHERE, UNSEEN, places + FIRST_KNOWN)
+    back = theirs.find(ours.values.cast(theirs.values.type)) != NOWHERE
+    return np.concatenate([[0, UNSEEN], ids]), np.concatenate([[True, True], back])
+
+
+def _rescaled(numbers: Values, ours: Numbers, theirs: Numbers) -> Values:
+    """Return numbers that were scaled for a log as a bundle scales them."""
+    (mean, deviation), (other_mean, other_deviation) = _scaling(ours), _scaling(theirs)
+    if np.array_equal(mean, other_mean) and np.array_equal(deviation, other_deviation):
+        return numbers
+    size = ours.size
+    values = numbers.reshape(len(numbers), -1).astype(np.float64)
+    scaled = (values[:, :size] * deviation + mean - other_mean) / other_deviation
+    return np.concatenate([scaled, values[:, size:]], axis=1).reshape(numbers.shape)
+
+
+def _scaling(rule: Numbers) -> tuple[Values, Values]:
+    if rule.mean is None or rule.deviation is None:
+        return np.zeros(1), np.ones(1)
+    return rule.mean, rule.deviation
+
+
+def _flat(lists: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([lists.combine_chunks().flatten()])
+
+
+def _item_ids(state: LogState, numbers: Values) -> list[Any]:
+    """Return the ids of items that have these numbers in the log."""
+    table = state.items.table
+    if "id" not in table.column_names:
+        return list(numbers.tolist())
+    places = np.searchsorted(table["item"].to_numpy(), numbers)
+    return list(table["id"].take(places).to_pylist())
+
+
+def _shown(rule: Rule | None, value: Any) -> str:
+    """Return a value for messages: that of the vocabulary, if there is one."""
+    if isinstance(rule, VocabularyIds) and value >= FIRST_KNOWN:
+        return repr(rule.known.values[int(value) - FIRST_KNOWN].as_py())
+    names = {0: "a missing value", UNSEEN: "a value without an id"}
+    if rule is None or isinstance(rule, Numbers):
+        return str(value)
+    return names.get(int(value), f"id {value}")

@@ -1,0 +1,264 @@
+"""Columns of a log from the bodies of requests.
+
+A value is converted as the service does it, so that a body that a service accepted is refused only where it has an id
+of an embedding instead of a value, or something else in a feature that no model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from rankfall._json_reader import parse_json
+from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of
+from rankfall.data.sources.rows.column_types import TIME
+from rankfall.data.sources.rows.columns import time_units
+from rankfall.encoding import BadValueError
+from rankfall.serving.value_checks import bad_value, finite_numbers, integers, integers_or_their_text, is_integer, texts
+from rankfall.serving.value_encoders import Times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankfall.data.impressions.spec import FeatureConfig, Spec
+    from rankfall.online.row_layout import RequestColumn, RowLayout, SequenceColumn
+
+    Refused = dict[int, str]  # reasons by the place of requests
+    ItemValues = Callable[[str, Sequence[Any]], list[Any]]  # a column and ids of items -> the values of the items
+
+
+class BodyColumns:
+    """Makes columns from bodies.
+
+    Args:
+        layout: The columns.
+        item_values: Returns values of items for events that leave them out, None for unknown items.
+    """
+
+    def __init__(self, layout: RowLayout, item_values: ItemValues) -> None:
+        self._layout = layout
+        self._item_values = item_values
+
+    def make(self, bodies: pl.Series, time: pl.Series) -> tuple[dict[str, pl.Series], Refused]:
+        """Return columns of requests by name, and why requests cannot be logged.
+
+        Args:
+            bodies: The bodies of requests.
+            time: Their times.
+        """
+        refused: Refused = {}
+        parsed = [_parse(place, body, refused) for place, body in enumerate(bodies.to_list())]
+        columns: dict[str, pl.Series] = {}
+        for column in self._layout.requests:
+            if column.fields:
+                columns[column.name] = self._feature(column, parsed, refused)
+            elif self._layout.spec.time is not None and column.name == self._layout.spec.time.column:
+                columns[column.name] = _times(time, column, self._layout.spec)
+            else:
+                local = time.dt.convert_time_zone(self._layout.spec.zone)
+                columns[column.name] = local.dt.strftime("%Y-%m-%d")
+        sequences: dict[str, list[SequenceColumn]] = {}
+        for of_sequence in self._layout.sequences:
+            sequences.setdefault(of_sequence.sequence, []).append(of_sequence)
+        for name, of in sequences.items():
+            columns |= self._sequence(name, of, parsed, refused)
+        return {name: values.alias(name) for name, values in columns.items()}, refused
+
+    # --- features of requests -----------------------------------------------------------------------------------------
+
+    def _feature(self, column: RequestColumn, parsed: Sequence[Mapping[str, Any]], refused: Refused) -> pl.Series:
+        values = [_given(body, column.fields) for body in parsed]
+        assert column.feature is not None
+        where = ".".join(column.fields[0])
+        convert = _converter(column.feature, column.kind, self._layout.spec)
+        return _converted(values, convert, where, refused, range(len(values)))
+
+    # --- sequences ----------------------------------------------------------------------------------------------------
+
+    def _sequence(
+        self, name: str, columns: Sequence[SequenceColumn], parsed: Sequence[Mapping[str, Any]], refused: Refused
+    ) -> dict[str, pl.Series]:
+        spec = self._layout.spec
+        length = spec.sequences[name].max_length
+        features = [column.feature for column in columns]
+        item = next((one for one in features if column_of(spec, one, spec.features.item[one]) == spec.item), None)
+        lengths = np.zeros(len(parsed), np.int64)
+        flat: dict[str, list[Any]] = {feature: [] for feature in features}
+        lacking: dict[str, list[int]] = {feature: [] for feature in features}
+        for place, body in enumerate(parsed):
+            events = _mapping(body.get("sequences")).get(name)
+            try:
+                lengths[place], last = _last_events(events, features, length)
+            except BadValueError as error:
+                refused.setdefault(place, f"sequences.{name}: {error}")
+                continue
+            for key, (values, left) in last.items():
+                lacking[key] += [len(flat[key]) + at for at in left]
+                flat[key] += values
+        edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        owners = np.repeat(np.arange(len(parsed)), lengths)
+        made = {}
+        for column in columns:
+            feature = spec.features.item[column.feature]
+            values = flat[column.feature]
+            if item is not None and column.feature != item and (left := lacking[column.feature]):  # as a service does
+                found = self._item_values(column_of(spec, column.feature, feature), [flat[item][at] for at in left])
+                for at, value in zip(left, found, strict=True):
+                    values[at] = value
+            inner = column.kind.inner if isinstance(column.kind, pl.List) else None
+            convert = _converter(feature, inner, spec)  # type: ignore[arg-type]  # an instance of a type
+            series = _converted(values, convert, f"sequences.{name}.{column.feature}", refused, owners)
+            lists = pa.ListArray.from_arrays(pa.array(edges), series.rechunk().to_arrow(compat_level=_OLDEST))
+            made[column.name] = pl.Series(pl.from_arrow(lists))
+        return made
+
+
+_OLDEST = pl.CompatLevel.oldest()
+
+
+def _parse(place: int, body: str | None, refused: Refused) -> Mapping[str, Any]:
+    try:
+        content = parse_json(body or "")
+    except ValueError as error:
+        refused[place] = f"body: not JSON ({error})"
+        return {}
+    return _mapping(content)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _given(body: Mapping[str, Any], fields: Sequence[tuple[str, str]]) -> Any:
+    """Return the value of the first of some features that a body has."""
+    for group, name in fields:
+        value = _mapping(body.get(group)).get(name)
+        if value is not None:
+            return value
+    return None
+
+
+def _last_events(
+    events: Any, features: Sequence[str], length: int
+) -> tuple[int, dict[str, tuple[list[Any], list[int]]]]:
+    """Return the number of the last events, their values by feature, and which of them leave a feature out.
+
+    Raises:
+        BadValueError: If they are no events.
+    """
+    if events is None:
+        return 0, {feature: ([], []) for feature in features}
+    if isinstance(events, Mapping):  # columns
+        sizes = {len(values) if isinstance(values, list) else -1 for values in events.values()}
+        if len(sizes) > 1 or -1 in sizes:
+            raise bad_value(0, events, "lists of one length")
+        kept = min(sizes.pop() if sizes else 0, length)
+        return kept, {
+            feature: (events[feature][len(events[feature]) - kept :], [])
+            if feature in events
+            else ([None] * kept, list(range(kept)))
+            for feature in features
+        }
+    if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
+        raise bad_value(0, events, "a list of events")
+    last = events[-length:]
+    return len(last), {
+        feature: (
+            [event.get(feature) for event in last],
+            [at for at, event in enumerate(last) if feature not in event],
+        )
+        for feature in features
+    }
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def _converted(
+    values: list[Any],
+    convert: Callable[[list[Any]], pl.Series],
+    where: str,
+    refused: Refused,
+    owners: Sequence[int] | Any,
+) -> pl.Series:
+    """Convert values; the requests of those that cannot be converted are refused, and such values are missing."""
+    while True:
+        try:
+            return convert(values)
+        except BadValueError as error:
+            refused.setdefault(int(owners[error.position]), f"{where}: {error}")
+            values[error.position] = _PLACEHOLDER
+
+
+_PLACEHOLDER = type("_Placeholder", (), {})()  # of a value whose request is left out
+
+
+def _converter(feature: FeatureConfig, kind: pl.DataType | None, spec: Spec) -> Callable[[list[Any]], pl.Series]:
+    """Return the function that converts the values of a feature to the type of its column."""
+
+    def convert(values: list[Any]) -> pl.Series:
+        places = [place for place, value in enumerate(values) if value is not None and value is not _PLACEHOLDER]
+        if isinstance(feature, Dense) and feature.missing is None and len(places) < len(values):
+            lacking = next((place for place, value in enumerate(values) if value is None), None)
+            if lacking is not None:
+                raise BadValueError("found nothing, expected a value", lacking)
+        try:
+            found = _plain(feature, kind, spec, [values[place] for place in places])
+        except BadValueError as error:
+            raise BadValueError(str(error), places[error.position]) from None
+        if len(places) == len(values):
+            return found
+        spread = pl.Series([None] * len(values), dtype=found.dtype)
+        return spread.scatter(places, found) if not isinstance(found.dtype, pl.List) else _spread(found, places, values)
+
+    return convert
+
+
+def _spread(found: pl.Series, places: Sequence[int], values: Sequence[Any]) -> pl.Series:
+    """Return lists at their places among nulls."""
+    filled: list[Any] = [None] * len(values)
+    for place, value in zip(places, found.to_list(), strict=True):
+        filled[place] = value
+    return pl.Series(filled, dtype=found.dtype)
+
+
+def _plain(feature: FeatureConfig, kind: pl.DataType | None, spec: Spec, values: list[Any]) -> pl.Series:
+    """Convert values of which none is missing."""
+    if isinstance(feature, Time):
+        unit = time_units(spec).get(feature.column or "")
+        moments = Times(unit, spec.zone).read(values)
+        times = pl.Series([round(moment.timestamp() * 1000) for moment in moments], dtype=pl.Int64).cast(TIME)
+        return _in_unit(times, unit) if kind == pl.Int64 else times
+    if isinstance(feature, Categorical):
+        return _ids(feature, kind, values)
+    if feature.size > 1:
+        expected = f"a list of {feature.size} finite numbers"
+        return pl.Series(finite_numbers(values, expected, size=feature.size).tolist(), dtype=pl.List(pl.Float64))
+    return pl.Series(finite_numbers(values, "a finite number", size=1), dtype=pl.Float64)
+
+
+def _ids(feature: Categorical, kind: pl.DataType | None, values: list[Any]) -> pl.Series:
+    if feature.num_buckets is not None:
+        numbers = integers(values, "a whole number from 0 on")
+        if (negative := numbers < 0).any():
+            position = int(negative.argmax())
+            raise bad_value(position, values[position], "a whole number from 0 on")
+        return pl.Series(numbers, dtype=pl.Int64)
+    if kind == pl.Int64 or (kind is None and all(map(is_integer, values))):
+        return pl.Series(integers_or_their_text(values, "a whole number"), dtype=pl.Int64)
+    return pl.Series(pl.from_arrow(texts(values, "a whole number or text")), dtype=pl.String)
+
+
+def _times(time: pl.Series, column: RequestColumn, spec: Spec) -> pl.Series:
+    """Return the times of requests as the log has them."""
+    assert spec.time is not None
+    as_numbers = column.kind == pl.Int64 if column.kind is not None else spec.time.unit is not None
+    return _in_unit(time, spec.time.unit) if as_numbers else time.cast(TIME)
+
+
+def _in_unit(times: pl.Series, unit: str | None) -> pl.Series:
+    return times.dt.epoch(unit or "ms")  # type: ignore[arg-type]  # one of the units of polars
