@@ -88,3 +88,102 @@ def test_every_dropped_item_is_drawn_if_there_are_few(bundle: Any, options: dict
     assert sample.ranks[answered].tolist() == list(range(len(ranking.ids)))
     assert np.array_equal(sample.scores[answered], np.array(ranking.scores, np.float32))
     assert (sample.inclusion[answered] == 1).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"candidates": list(range(60)), "k": 4}], ids=["search", "candidates"])
+@pytest.mark.witness("brute force")
+def test_items_are_drawn_as_often_as_their_probability_says(options: dict[str, Any]) -> None:
+    """20,000 draws: each dropped item within five standard deviations, others never; 1/inclusion counts the items."""
+    bundle, tries, counts = loaded(platform_bundle()), 20_000, (30, 4)
+    given = {name: [value] * 400 for name, value in options.items()}
+    encoded = bundle.encode(
+        [{**requests()[0], "sequences": None}] * 400, exclude=[list(range(0, 200, 3))] * 400, **given
+    )
+    (all_of_it,) = bundle.run(encoded.take([0]), draw=draw(1, 10**6)).rankings
+    assert all_of_it.sample is not None
+    times_drawn = np.zeros((2, len(bundle.items)), np.int64)
+    weights = np.zeros(2)
+    for _ in range(tries // len(encoded)):
+        for ranking in bundle.run(encoded, draw=draw(len(encoded), *counts)).rankings:
+            sample = ranking.sample
+            assert sample is not None
+            for stage in (0, 1):
+                at = drawn_by(sample, stage)
+                np.add.at(times_drawn[stage], sample.rows[at], 1)
+                weights[stage] += (1 / sample.inclusion[at]).sum()
+    for stage, count in enumerate(counts):
+        dropped = all_of_it.sample.rows[drawn_by(all_of_it.sample, stage)]
+        share = min(1.0, count / len(dropped))
+        deviation = np.sqrt(tries * share * (1 - share))
+        assert (np.abs(times_drawn[stage][dropped] - tries * share) <= 5 * deviation).all()
+        assert times_drawn[stage].sum() == times_drawn[stage][dropped].sum() == tries * min(count, len(dropped))
+        assert weights[stage] / tries == pytest.approx(len(dropped), rel=1e-5)
+
+
+@pytest.mark.witness("brute force")
+def test_pairs_are_drawn_without_replacement() -> None:
+    """Both ways to draw from all items: all pairs are equally likely, and no item is drawn twice."""
+    for items, without in ((12, np.arange(2)), (40, np.arange(6, 40))):  # random rows, and random keys
+        left = np.setdiff1d(np.arange(items), without)
+        tries = 20_000
+        seeds = np.random.default_rng(7).integers(2**64, size=tries, dtype=np.uint64)
+        taken = np.broadcast_to(without, (tries, len(without)))
+        drawn, inclusion = draw_from_all(items, taken, [np.empty(0, np.int64)] * tries, seeds, 2)
+        assert np.isin(drawn, left).all()
+        assert (drawn[:, 0] != drawn[:, 1]).all()
+        assert inclusion == pytest.approx(2 / len(left))
+        pairs = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)[1]
+        expected = tries / (len(left) * (len(left) - 1) / 2)
+        assert len(pairs) == len(left) * (len(left) - 1) / 2
+        assert (np.abs(pairs - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_draws_from_a_large_index_are_spread_evenly() -> None:
+    items, tries = 3_000_000, 2_000
+    seeds = np.random.default_rng(8).integers(2**64, size=tries, dtype=np.uint64)
+    exclude = [np.arange(100_000)] + [np.empty(0, np.int64)] * (tries - 1)
+    taken = np.full((tries, 50), NO_ITEM)
+    taken[:, :40] = np.arange(items - 40, items)
+    drawn, inclusion = draw_from_all(items, taken, exclude, seeds, 25)
+    assert not np.isin(drawn, taken[0, :40]).any()
+    assert drawn[0].min() >= 100_000
+    assert all(len(set(row)) == 25 for row in drawn.tolist())
+    assert inclusion[:2] == pytest.approx([25 / (items - 100_040), 25 / (items - 40)])
+    tenths = np.bincount(drawn.ravel() * 10 // items, minlength=10)
+    assert (np.abs(tenths - 5_000) < 5 * np.sqrt(5_000 * 0.9)).all()
+
+
+def test_a_request_is_sampled_alike_in_any_batch() -> None:
+    """Batches mix sampled and unsampled requests, lists of candidates and searches."""
+    bundle, given = loaded(platform_bundle()), requests()[:6]
+    options: dict[str, Any] = {
+        "candidates": [None, list(range(200)), None, list(range(50)), None, None],
+        "exclude": [None, [1, 2], [3, 4, 5], None, None, None],
+        "k": [None, 2, 3, None, 5, None],
+    }
+    encoded = bundle.encode(given, **options)
+    plan = draw(6, 7, 3, sampled=[True, True, False, True, True, False])
+    together = bundle.run(encoded, draw=plan).rankings
+    plain = bundle.run(encoded).rankings
+    assert [ranking.ids for ranking in together] == [ranking.ids for ranking in plain]
+    for place, ranking in enumerate(together):
+        (alone,) = bundle.run(encoded.take([place]), draw=plan.take([place])).rankings
+        if not plan.sampled[place]:
+            assert ranking.sample is alone.sample is None
+            continue
+        assert ranking.sample is not None
+        assert alone.sample is not None
+        here, there = ({(s, r) for s, r in zip(one.stages, one.rows, strict=True) if r != NO_ITEM}
+                       for one in (ranking.sample, alone.sample))  # fmt: skip
+        assert here == there
+    joined = EncodedRequests.join([encoded.take([0]), encoded.take([1])])
+    again = bundle.run(joined, draw=Draw.join([plan.take([0]), plan.take([1])])).rankings
+    assert [np.array_equal(one.sample.rows, other.sample.rows) for one, other in zip(again, together, strict=False)
+            if one.sample and other.sample] == [True, True]  # fmt: skip
+
+
+def test_counts_of_further_stages_are_those_of_the_last_one() -> None:
+    bundle = loaded(platform_bundle())
+    for counts, expected in (((4,), [4, 4]), ((2, 3), [2, 3]), ((0, 5), [0, 5]), ((1, 2, 3), [1, 2])):
+        _, sample = sample_of(bundle, draw(1, *counts))
+        assert [len(drawn_by(sample, stage)) for stage in (0, 1)] == expected

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.serving import Answers, EncodedRequests
+    from rankfall.serving.drawing import Draw
 
 pytestmark = pytest.mark.service
 
@@ -58,13 +59,13 @@ class Gate:
         self.refuse: Callable[[EncodedRequests], Exception | None] = lambda batch: None
         run = served.bundle.run
 
-        def gated(batch: EncodedRequests, *, explain: bool = False) -> Answers:
+        def gated(batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None) -> Answers:
             self.batches.append(batch)
             assert self.opened.wait(60)
             error = self.refuse(batch)
             if error is not None:
                 raise error
-            return run(batch, explain=explain)
+            return run(batch, explain=explain, draw=draw)
 
         served.bundle.run = gated  # type: ignore[method-assign]
 
@@ -456,9 +457,11 @@ def test_calls_without_an_answer_do_not_keep_a_bundle_alive(monkeypatch: pytest.
     """No reference cycle keeps it alive until the next garbage collection either."""
     run, opened = Bundle.run, threading.Event()
 
-    def gated_run(bundle: Bundle, batch: EncodedRequests, *, explain: bool = False) -> Answers:
+    def gated_run(
+        bundle: Bundle, batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None
+    ) -> Answers:
         assert opened.wait(60)
-        return run(bundle, batch, explain=explain)
+        return run(bundle, batch, explain=explain, draw=draw)
 
     gc.disable()
     try:

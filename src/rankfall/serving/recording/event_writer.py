@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from rankfall.serving.recording.guarded_sink import GuardedSink
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS
 
 if TYPE_CHECKING:
@@ -66,10 +67,9 @@ class EventWriter:
         count_error: Callable[[], None],
         max_events: int,
     ) -> None:
-        self._sink = sink
+        self._sink = GuardedSink(sink, EVENTS, count_error)
         self._clock = clock
         self._count = count
-        self._count_error = count_error
         self._max_events = max_events
         self._changed = threading.Condition()  # protects the queue
         self._queue: list[_Waiting] = []
@@ -121,15 +121,15 @@ class EventWriter:
                 waiting, self._queue, is_stopping = self._queue, [], self._stopping
             if waiting:
                 self._commit(waiting)
-            self._call_sink(self._sink.tick)
-        self._call_sink(self._sink.close)
+            self._sink.tick()
+        self._sink.close()
 
     def _commit(self, waiting: Sequence[_Waiting]) -> None:
         """Write the events of all calls that wait, and tell them."""
         events = [event for one in waiting for event in one.events]
         error: Exception | None
         try:
-            error = self._call_sink(lambda: self._sink.write(EVENTS, self._batch(events), durable=True))
+            error = self._sink.write(self._batch(events), durable=True)
         except Exception as unexpected:
             _log.exception("%d events cannot be written", len(events))
             error = unexpected
@@ -148,16 +148,6 @@ class EventWriter:
             [pa.array(column, field.type) for column, field in zip(columns, EVENT_SCHEMA, strict=True)],
             schema=EVENT_SCHEMA,
         )
-
-    def _call_sink(self, call: Callable[[], None]) -> OSError | None:
-        """Call a method of the sink; return its error, which is logged and counted."""
-        try:
-            call()
-        except OSError as error:
-            self._count_error()
-            _log.warning("events: %s", error)
-            return error
-        return None
 
 
 def _resolve(futures: Sequence[asyncio.Future[None]], error: Exception | None) -> None:

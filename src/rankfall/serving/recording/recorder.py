@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from functools import partial
 from typing import TYPE_CHECKING
 
+from rankfall.serving.recording.guarded_sink import GuardedSink
 from rankfall.serving.recording.record_schemas import SAMPLES
 from rankfall.serving.recording.sample_records import sample_batches
 
@@ -48,16 +48,14 @@ class Recorder:
         max_requests: int,
         max_bytes: int,
     ) -> None:
-        self._sink = sink
+        self._sink = GuardedSink(sink, SAMPLES, count_error)
         self._clock = clock
         self._count = count
-        self._count_error = count_error
         self._max_requests, self._max_bytes = max_requests, max_bytes
         self._lock = threading.Lock()  # of the queue
         self._queue: list[ServedRequest] = []
         self._bytes = 0
         self._stopping = threading.Event()
-        self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="rankfall-samples", daemon=True)
 
     def start(self) -> None:
@@ -92,9 +90,9 @@ class Recorder:
     def _run(self) -> None:
         while not self._stopping.wait(_SECONDS):
             self._write_queued()
-            self._call_sink(self._sink.tick)
+            self._sink.tick()
         self._write_queued()
-        self._call_sink(self._sink.close)
+        self._sink.close()
         self._count("dropped", self._sink.take_lost())
 
     def _write_queued(self) -> None:
@@ -111,31 +109,16 @@ class Recorder:
             assert received is not None  # because the requests have times
             for batch in sample_batches(served, received):
                 left -= len(batch)
-                is_written = self._call_sink(partial(self._sink.write, SAMPLES, batch, durable=False))
-                self._count_batch(batch, is_written)
+                error = self._sink.write(batch, durable=False)
+                self._count_batch(batch, is_written=error is None)
         except Exception:  # later requests may succeed
             _log.exception("samples of %d requests cannot be recorded", left)
             self._count("dropped", left)
 
-    def _count_batch(self, batch: pa.RecordBatch, is_written: bool) -> None:
+    def _count_batch(self, batch: pa.RecordBatch, *, is_written: bool) -> None:
         sampled = batch["sampled"].true_count
         if is_written:
             self._count("written", sampled)
             self._count("unsampled", len(batch) - sampled)
         else:
             self._count("dropped", len(batch))
-
-    def _call_sink(self, call: Callable[[], None]) -> bool:
-        """Call a method of the sink; return whether it succeeded. The first of several errors is logged."""
-        try:
-            call()
-        except OSError as error:
-            self._count_error()
-            if not self._is_failing:
-                _log.warning("samples are dropped: %s", error)
-            self._is_failing = True
-            return False
-        if self._is_failing:
-            _log.info("samples are written again")
-        self._is_failing = False
-        return True

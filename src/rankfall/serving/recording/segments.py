@@ -187,9 +187,11 @@ class _OpenSegment:
     def append(self, batch: pa.RecordBatch, *, durable: bool) -> None:
         self._stream.write_batch(batch)
         self._flush()
-        self._has_batches = True
         if durable:
             _disk.sync(self._open)
+            if not self._has_batches:
+                _disk.sync(self._open.parent)  # the name of the file, without which a crash of the machine loses it
+        self._has_batches = True
 
     def _flush(self) -> None:
         """Write the buffer; after an error the file is as long as before."""

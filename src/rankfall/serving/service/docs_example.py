@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ADDRESS = "http://ADDRESS"  # placeholder of the address of the service
 _K = 3  # items of the response
 _WIDTH = 116  # characters per line
+_REQUEST_ID = "6f3a1c0b9d2e4857a1b6c3d0e5f72948"
 _TIME = "2024-01-15T10:30:00+00:00"
 
 
@@ -51,7 +52,14 @@ def docs_example(served: ServedBundle, *, real: bool) -> DocsExample:
         request = _made_up(served.bundle.schema())
         ids, scores = served.bundle.items.ids(np.arange(k)), [round(1 / (2 + place), 3) for place in range(k)]
     times = dict.fromkeys(("queue", *served.bundle.names), 0.5)
-    answer = {"model": served.model, "ids": ids, "scores": scores, "unknown": [], "milliseconds": times}
+    answer = {
+        "model": served.model,
+        "request": _REQUEST_ID,
+        "ids": ids,
+        "scores": scores,
+        "unknown": [],
+        "milliseconds": times,
+    }
     return DocsExample(_command({**request, "k": k}), _json_text(answer), bool(examples))
 
 

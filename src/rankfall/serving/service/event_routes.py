@@ -61,7 +61,6 @@ class EventRoutes:
         recording = self._recording
         if recording is None:
             raise ApiError(404, "events: the service records nothing; start it with --samples")
-        check_keys(dict(request.query_params), (), "query")
         body = await self._bodies.read(request)
         events = await self._bodies.process(
             len(body), lambda: self._parse(body, recording), seconds=lambda: limits.EVENT_SECONDS

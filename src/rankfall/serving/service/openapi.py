@@ -8,6 +8,8 @@ from rankfall import __version__
 from rankfall.serving.bundle import MOST_IDS
 from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
+from rankfall.serving.service.event_routes import KIND_PATTERN
+from rankfall.serving.service.http_io import ID_PATTERN
 
 if TYPE_CHECKING:
     from rankfall.serving.bundle import Bundle
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _NUMBER = {"type": "number"}
 _TEXT = {"type": "string"}
 _ID = {"anyOf": [{"type": "integer"}, _TEXT]}
+_INTEGER = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+_CLIENT_ID = {"type": "string", "pattern": ID_PATTERN}
 _IDS = {"type": "array", "items": _ID}
 _BOOLEANS = {"type": "array", "items": {"type": "boolean"}}
 _ATTRIBUTE = {"type": ["string", "number", "boolean", "null"]}
@@ -35,6 +39,8 @@ _ERRORS = {
     504: "The deadline was exceeded.",
 }
 _NOT_READY = "The service is shutting down, or no bundle is loaded yet."
+_NOT_WRITTEN = "The events are not known to be written; send them again after the seconds in Retry-After."
+_NOT_PARSED = "The body was not parsed in time; none of its events is written."
 _BODY_ERRORS = (400, 408, 413, 415, 422)
 
 
@@ -71,6 +77,11 @@ def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
         "/metrics": {"get": _get("Metrics in the text format of Prometheus", None)},
         "/reload": {"post": {**reload, "security": [{"token": []}]}},
     }
+    if settings.samples is not None:
+        events = _post("Record what users did with items of answers", "Events", "Accepted", (*_BODY_ERRORS, 503, 504))
+        events["responses"]["503"]["description"] = _NOT_WRITTEN
+        events["responses"]["504"]["description"] = _NOT_PARSED
+        paths["/events"] = {"post": events}
     if settings.page:
         paths["/score"] = {"post": _post("Score candidates by every stage", "ScoreCall", "Scores", busy)}
         paths["/items"] = {"post": _post("Attributes of items, to show to people", "ItemsCall", "Items", busy_items)}
@@ -136,13 +147,32 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
         "Reload": _object(
             {"path": {"type": "string", "pattern": "^[^\\x00]+$"}, "bundle": {"enum": list(SLOTS)}}, ["path"]
         ),
+        **_event_schemas(slots),
         **_response_schemas(),
     }
 
 
+def _event_schemas(slots: BundleSlots) -> dict[str, Any]:
+    served = slots[MAIN]
+    time = {} if served is None else served.bundle.schema()["properties"]["time"]
+    item = {"anyOf": [{**_TEXT, "maxLength": limits.ITEM_LENGTH}, _INTEGER]}
+    event = {
+        "id": {**_CLIENT_ID, "description": "an event with the id of an earlier one is a repetition"},
+        "request": {**_CLIENT_ID, "description": "the id that the answer has"},
+        "item": {**item, "description": "an id of the answer"},
+        "kind": {**_TEXT, "pattern": KIND_PATTERN, "description": "view, click, purchase or any other name"},
+        "value": {"type": ["number", "null"], "description": "1 by default"},
+        "time": {**time, "description": "now by default"},
+    }
+    several = {"type": "array", "items": _ref("Event"), "minItems": 1, "maxItems": limits.EVENTS}
+    return {
+        "Event": _object(event, ["id", "request", "item", "kind"]),
+        "Events": _object({"events": several}, ["events"]),
+    }
+
+
 def _item_id(bundle: Bundle) -> dict[str, Any]:
-    integer = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-    return {"anyOf": [_TEXT, integer]} if bundle.items.lookup.is_text else integer
+    return {"anyOf": [_TEXT, _INTEGER]} if bundle.items.lookup.is_text else _INTEGER
 
 
 def _request_options(bundle: Bundle) -> dict[str, Any]:
@@ -157,6 +187,7 @@ def _request_options(bundle: Bundle) -> dict[str, Any]:
         },
         "candidates": {**optional_ids, "description": "rank only these items"},
         "exclude": {**optional_ids, "description": "items to leave out"},
+        "request": {**_CLIENT_ID, "type": ["string", "null"], "description": "id of the request, random by default"},
     }
 
 
@@ -186,6 +217,7 @@ def _response_schemas() -> dict[str, Any]:
         "milliseconds": _NUMBER,
     }
     ranking = {
+        "request": {**_TEXT, "description": "the id of the request, to which events refer"},
         "ids": _IDS,
         "scores": {"type": "array", "items": _NUMBER},
         "unknown": {"type": "array"},
@@ -193,7 +225,7 @@ def _response_schemas() -> dict[str, Any]:
         "stages": {"type": "array", "items": _ref("Stage")},
     }
     head = {"model": _TEXT, "milliseconds": _MILLISECONDS}
-    required = ["ids", "scores", "unknown"]
+    required = ["request", "ids", "scores", "unknown"]
     several = {"type": "array", "items": _ref("Ranking")}
     bundle = {"anyOf": [{"type": "object"}, {"type": "null"}]}
     scores = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}}
@@ -221,6 +253,7 @@ def _response_schemas() -> dict[str, Any]:
         ),
         "Status": _object({"status": _TEXT, "model": _TEXT}, ["status"]),
         "Reloaded": _object({"model": _TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
+        "Accepted": _object({"accepted": {"type": "integer"}}, ["accepted"]),
         "Error": _object({"error": _TEXT, "field": _TEXT}, ["error"]),
     }
 

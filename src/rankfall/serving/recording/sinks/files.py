@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from rankfall import _disk
 from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
 from rankfall.serving.recording.segments import SEGMENT_BYTES, SEGMENT_SECONDS, SegmentWriter
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rankfall.serving.recording.sinks.sink import Kind
+
+_PROBE_BYTES = 4096
 
 
 class FileSink:
@@ -31,13 +35,20 @@ class FileSink:
     def __init__(
         self, directory: Path, *, max_bytes: int = SEGMENT_BYTES, max_seconds: float = SEGMENT_SECONDS
     ) -> None:
+        self._directories = [directory / kind for kind in (SAMPLES, EVENTS)]
         self._writers = {
             kind: SegmentWriter(directory / kind, max_bytes=max_bytes, max_seconds=max_seconds)
             for kind in (SAMPLES, EVENTS)
         }
 
     def check(self) -> None:
-        """Do nothing: the directories exist since the sink was created."""
+        for directory in self._directories:
+            probe = directory / f".probe-{os.getpid()}"
+            try:
+                with _disk.open_new(probe) as file:
+                    file.write(bytes(_PROBE_BYTES))
+            finally:
+                _disk.delete(probe, missing_ok=True)
 
     def write(self, kind: Kind, batch: pa.RecordBatch, *, durable: bool) -> None:
         self._writers[kind].write(batch, durable=durable)

@@ -1,0 +1,177 @@
+"""Answered requests become records, or are dropped and counted: the queue is bounded, the sink may fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime", reason="needs the extra serve")
+pytest.importorskip("faiss", reason="needs the extra serve")
+
+from rankfall import _disk
+from rankfall.serving.recording.clock import Clock
+from rankfall.serving.recording.recorder import Recorder
+from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
+from rankfall.serving.recording.segments import segments
+from rankfall.serving.recording.sinks.files import FileSink
+from support.bundles import platform_bundle
+from support.records import ids_in
+from support.services import eventually, loaded, ranking_bundle, requests
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from rankfall.serving.recording.sinks import Kind
+
+
+def served(name: str, place: int = 0, *, path: Path | None = None, share: float = 1.0, size: int = 1) -> ServedRequest:
+    bundle = loaded(path or platform_bundle())
+    request = requests()[place]
+    (ranking,) = bundle.run(bundle.encode([request]), draw=draw_for([name], share=share, counts=(3,))).rankings
+    return ServedRequest(name, 1_705_300_000_000, "model", bundle, request, ranking.sample, size)
+
+
+class GatedSink(FileSink):
+    """A sink of files whose writes wait for permission."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.opened = threading.Event()
+
+    def write(self, kind: Kind, batch: pa.RecordBatch, *, durable: bool) -> None:
+        assert self.opened.wait(60)
+        super().write(kind, batch, durable=durable)
+
+
+class Counts(dict[str, int]):
+    def add(self, result: str, count: int) -> None:
+        if count:
+            self[result] = self.get(result, 0) + count
+
+
+def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_bytes: int = 1000) -> Recorder:
+    return Recorder(
+        sink,
+        Clock(),
+        count=counts.add,
+        count_error=lambda: counts.add("errors", 1),
+        max_requests=max_requests,
+        max_bytes=max_bytes,
+    )
+
+
+def test_records_have_what_the_sample_has() -> None:
+    given = [served("a"), served("b", share=0.0), served("c", 1)]
+    (batch,) = sample_batches(given, 1_705_300_001_234)
+    bundle = given[0].bundle
+    for one, row in zip(given, batch.to_pylist(), strict=True):
+        assert row["request"] == one.request
+        assert (row["time"].timestamp(), row["received"].timestamp()) == (1_705_300_000, 1_705_300_001.234)
+        assert row["sampled"] == (one.sample is not None)
+        if one.sample is None:
+            assert {row[name] for name in batch.schema.names[4:]} == {None}
+            continue
+        has_item = one.sample.rows >= 0
+        assert row["item"] == bundle.items.ids(one.sample.rows[has_item])
+        for name, attribute in (
+            ("stage", "stages"), ("rank", "ranks"), ("score", "scores"), ("inclusion", "inclusion"),
+        ):  # fmt: skip
+            values = getattr(one.sample, attribute)
+            assert np.array_equal(np.array(row[name], values.dtype), values[has_item])
+        assert (row["model"], row["bundle"]) == ("model", str(platform_bundle().resolve()))
+        assert json.loads(row["body"]) == one.features
+        assert row["body"] == json.dumps(one.features, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def test_bundles_have_batches_of_their_own() -> None:
+    given = [served("a"), served("b"), served("c", path=ranking_bundle()), served("d")]
+    found = [batch["request"].to_pylist() for batch in sample_batches(given, 0)]
+    assert found == [["a", "b"], ["c"], ["d"]]
+    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given, 0)]
+    assert stages == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
+
+
+@pytest.mark.witness("brute force")
+def test_share_of_sampled_requests() -> None:
+    names = [f"request {place}" for place in range(20_000)]
+    for share in (0.0, 0.1, 0.5, 1.0):
+        plan = draw_for(names, share=share, counts=(1,))
+        assert abs(plan.sampled.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(names))
+        assert np.array_equal(draw_for(names[7:9], share=share, counts=(1,)).sampled, plan.sampled[7:9])
+    smaller, larger = (draw_for(names, share=share, counts=(1,)).sampled for share in (0.1, 0.5))
+    assert not (smaller & ~larger).any()
+    assert len(set(plan.seeds.tolist())) == len(names)
+
+
+@pytest.mark.parametrize("limit", [{"max_requests": 3}, {"max_bytes": 3}])
+def test_full_queue_drops_requests(tmp_path: Path, limit: dict[str, int]) -> None:
+    sink, counts = GatedSink(tmp_path), Counts()
+    writer = recorder(sink, counts, **limit)
+    writer.start()
+    one = served("a")
+    writer.put([one])
+    eventually(lambda: writer.waiting == 0)  # the thread waits in the sink
+    writer.put([one, one])
+    writer.put([one, one])  # they do not fit
+    writer.put([one])
+    assert writer.waiting == 3
+    assert counts == {"dropped": 2}
+    sink.opened.set()
+    writer.stop(60)
+    assert counts == {"dropped": 2, "written": 4}
+    assert ids_in(tmp_path / "samples") == ["a"] * 4
+
+
+def test_full_disk_drops_requests_until_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink, counts = FileSink(tmp_path), Counts()
+    writer = recorder(sink, counts)
+
+    def hook(operation: str, path: Path) -> None:
+        if operation == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with _disk.intercepted(hook):
+        writer.start()
+        for name in "ab":
+            writer.put([served(name), served(name, share=0.0)])
+            eventually(lambda: writer.waiting == 0)
+        eventually(lambda: counts.get("dropped") == 4)
+    writer.put([served("c"), served("d", share=0.0)])
+    eventually(lambda: "written" in counts)
+    writer.stop(60)
+    assert (counts["dropped"], counts["written"], counts["unsampled"]) == (4, 1, 1)
+    assert ids_in(tmp_path / "samples") == ["c", "d"]
+    assert sum("samples cannot be written" in line for line in caplog.messages) == 1  # not a line for each
+
+
+def test_unexpected_error_does_not_end_the_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink, counts = FileSink(tmp_path), Counts()
+    writer = recorder(sink, counts)
+    writer.start()
+    broken: Any = served("a")
+    writer.put([ServedRequest("a", 0, "model", broken.bundle, {"time": object()}, broken.sample, 1)])
+    eventually(lambda: counts.get("dropped") == 1)
+    writer.put([served("b")])
+    writer.stop(60)
+    assert counts == {"dropped": 1, "written": 1}
+    assert "cannot be recorded" in caplog.text
+
+
+def test_stop_completes_the_segment(tmp_path: Path) -> None:
+    counts = Counts()
+    writer = recorder(FileSink(tmp_path), counts)
+    writer.start()
+    writer.put([served(name) for name in "abc"])
+    writer.stop(60)
+    assert [path.suffix for path in (tmp_path / "samples").iterdir()] == [".arrows"]
+    assert ids_in(tmp_path / "samples") == ["a", "b", "c"]
+    assert segments(tmp_path / "samples")[0].first > 1_700_000_000_000
