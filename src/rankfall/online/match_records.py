@@ -114,9 +114,8 @@ def _first_of_each_request(samples: pl.DataFrame, earlier: ServedRequests, count
 def _smallest_records(samples: pl.DataFrame) -> list[int]:
     """Return the place of the record that counts for each request; this is for few records."""
     best: dict[str, tuple[tuple[int, str], int]] = {}
-    for place, record in enumerate(
-        samples.with_columns(pl.col("received", "time").to_physical()).iter_rows(named=True)
-    ):
+    records = samples.drop(HASH, DAY, CARRIED).with_columns(pl.col("received", "time").to_physical())
+    for place, record in enumerate(records.iter_rows(named=True)):
         order = record["received"], json.dumps(record, sort_keys=True)
         known = best.get(record["request"])
         if known is None or order < known[0]:

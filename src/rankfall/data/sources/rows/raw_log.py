@@ -229,7 +229,7 @@ class RawLog:
     def _take_types(self, types: Types, headers: Mapping[Origin, Headers]) -> None:
         """Use the types of earlier days, after checking that the columns come from the same places.
 
-        Numbers that were whole so far need not stay so: with all days at once, the column would have been one of floats.
+        Numbers that were whole so far need not stay so: with all days at once, they would have been floats.
         """
         for origin in self.files:
             for column in self.columns(origin):
