@@ -15,7 +15,6 @@ pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall import _disk
-from rankfall.serving.recording.clock import Clock
 from rankfall.serving.recording.recorder import Recorder
 from rankfall.serving.recording.request_sampling import draw_for
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
@@ -37,7 +36,7 @@ def served(name: str, place: int = 0, *, path: Path | None = None, share: float 
     bundle = loaded(path or platform_bundle())
     request = requests()[place]
     (ranking,) = bundle.run(bundle.encode([request]), draw=draw_for([name], share=share, counts=(3,))).rankings
-    return ServedRequest(name, 1_705_300_000_000, "model", bundle, request, ranking.sample, size)
+    return ServedRequest(name, 1_705_300_000_000, 1_705_300_001_234, "model", bundle, request, ranking.sample, size)
 
 
 class GatedSink(FileSink):
@@ -61,7 +60,6 @@ class Counts(dict[str, int]):
 def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_bytes: int = 1000) -> Recorder:
     return Recorder(
         sink,
-        Clock(),
         count=counts.add,
         count_error=lambda: counts.add("errors", 1),
         max_requests=max_requests,
@@ -71,7 +69,7 @@ def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_byt
 
 def test_records_have_what_the_sample_has() -> None:
     given = [served("a"), served("b", share=0.0), served("c", 1)]
-    (batch,) = sample_batches(given, 1_705_300_001_234)
+    (batch,) = sample_batches(given)
     bundle = given[0].bundle
     for one, row in zip(given, batch.to_pylist(), strict=True):
         assert row["request"] == one.request
@@ -94,9 +92,9 @@ def test_records_have_what_the_sample_has() -> None:
 
 def test_bundles_have_batches_of_their_own() -> None:
     given = [served("a"), served("b"), served("c", path=ranking_bundle()), served("d")]
-    found = [batch["request"].to_pylist() for batch in sample_batches(given, 0)]
+    found = [batch["request"].to_pylist() for batch in sample_batches(given)]
     assert found == [["a", "b"], ["c"], ["d"]]
-    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given, 0)]
+    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given)]
     assert stages == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
 
 
@@ -158,7 +156,7 @@ def test_unexpected_error_does_not_end_the_thread(tmp_path: Path, caplog: pytest
     writer = recorder(sink, counts)
     writer.start()
     broken: Any = served("a")
-    writer.put([ServedRequest("a", 0, "model", broken.bundle, {"time": object()}, broken.sample, 1)])
+    writer.put([ServedRequest("a", 0, 0, "model", broken.bundle, {"time": object()}, broken.sample, 1)])
     eventually(lambda: counts.get("dropped") == 1)
     writer.put([served("b")])
     writer.stop(60)

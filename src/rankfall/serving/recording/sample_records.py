@@ -29,6 +29,8 @@ class ServedRequest:
     Args:
         request: Its id.
         time: Its time in milliseconds since 1970.
+        received: The clock of the service when it was answered. Events of the request are received later, so that no
+            limit of a day separates them from a sample that is written after them.
         model: The model that answered.
         bundle: The bundle of the model.
         features: Time, user, context and sequences as the client sent them.
@@ -38,6 +40,7 @@ class ServedRequest:
 
     request: str
     time: int
+    received: int
     model: str
     bundle: Bundle
     features: dict[str, Any]
@@ -45,18 +48,13 @@ class ServedRequest:
     size: int
 
 
-def sample_batches(served: Sequence[ServedRequest], received: int) -> Iterator[pa.RecordBatch]:
-    """Yield the records of answered requests; those of one bundle, one after the other, are one batch.
-
-    Args:
-        served: The requests.
-        received: The clock of the service, in milliseconds since 1970.
-    """
+def sample_batches(served: Sequence[ServedRequest]) -> Iterator[pa.RecordBatch]:
+    """Yield the records of answered requests; those of one bundle, one after the other, are one batch."""
     for _, of_bundle in groupby(served, key=lambda one: id(one.bundle)):
-        yield _batch(list(of_bundle), received)
+        yield _batch(list(of_bundle))
 
 
-def _batch(served: Sequence[ServedRequest], received: int) -> pa.RecordBatch:
+def _batch(served: Sequence[ServedRequest]) -> pa.RecordBatch:
     bundle = served[0].bundle
     schema = sample_schema(pa.string() if bundle.items.lookup.is_text else pa.int64())
     model, path = served[0].model, str(bundle.path.resolve())
@@ -64,7 +62,7 @@ def _batch(served: Sequence[ServedRequest], received: int) -> pa.RecordBatch:
     columns = {
         "request": [one.request for one in served],
         "time": [one.time for one in served],
-        "received": [received] * len(served),
+        "received": [one.received for one in served],
         "sampled": is_sampled,
         "model": [model if sampled else None for sampled in is_sampled],
         "bundle": [path if sampled else None for sampled in is_sampled],

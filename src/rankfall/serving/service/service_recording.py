@@ -100,7 +100,6 @@ class ServiceRecording:
         metrics = self._metrics
         self._recorder = Recorder(
             open_sink(self._target),
-            self.clock,
             count=metrics.record_samples,
             count_error=lambda: metrics.record_sink_error(SAMPLES),
             max_requests=limits.SAMPLE_QUEUE,
@@ -178,9 +177,11 @@ class ServiceRecording:
         """Queue the records of an answered call; returns at once."""
         assert self._recorder is not None
         size = call.size // len(rankings)
+        received = self.clock.now()
+        assert received is not None  # because the requests have times
         self._recorder.put(
             [
-                ServedRequest(request, time, served.model, served.bundle, features, ranking.sample, size)
+                ServedRequest(request, time, received, served.model, served.bundle, features, ranking.sample, size)
                 for request, time, features, ranking in zip(call.ids, call.times, call.features, rankings, strict=True)
             ]
         )
