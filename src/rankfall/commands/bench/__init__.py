@@ -11,6 +11,7 @@ from rankfall.commands.bench import (
     sample_building,
     service_attack,
     service_load,
+    service_loop,
     training_step,
 )
 from rankfall.commands.terminal import examples
@@ -28,6 +29,7 @@ app = typer.Typer(
         "rankfall bench serve --keep bundles",
         "rankfall bench soak --minutes 10 --keep bundles",
         "rankfall bench attack --minutes 10 --keep bundles",
+        "rankfall bench loop --minutes 10 --keep bundles",
         "rankfall bench ops --json > bench.json",
     ),
 )
@@ -49,3 +51,4 @@ app.command("scaling", epilog=examples("rankfall bench scaling --quick"))(proces
 app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
 app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)
 app.command("attack", epilog=service_attack.EXAMPLES)(service_attack.attack)
+app.command("loop", epilog=service_loop.EXAMPLES)(service_loop.loop)

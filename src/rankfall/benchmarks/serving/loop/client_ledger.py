@@ -11,7 +11,7 @@ import json
 import random
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ class LedgerClients:
     def _report(self, events: Sequence[Event], chance: random.Random, caller: _Caller) -> None:
         content = {
             "events": [
-                {"id": one.id, "request": one.request, "item": one.item, "kind": one.kind, "value": one.value}
+                {**asdict(one), "time": self.ledger.asked[one.request].body["time"]}  # a clock may have none yet
                 for one in events
             ]
         }

@@ -159,9 +159,7 @@ def _expected(
     return expected
 
 
-def _verdicts(
-    model: str, bundle: Bundle, answers: Sequence[tuple[Asked, Ranking]], found: Comparison
-) -> Iterator[str]:
+def _verdicts(model: str, bundle: Bundle, answers: Sequence[tuple[Asked, Ranking]], found: Comparison) -> Iterator[str]:
     """Yield the verdicts on answers."""
     checker = AnswerChecker({model: [{"ids": right.ids, "scores": right.scores} for _, right in answers]})
     verdicts = Counter[str]()
@@ -183,9 +181,7 @@ def _sample(bundle: Bundle, ranking: Ranking) -> _Expected:
     drawn: dict[int, tuple[int, float]] = {}
     real = sample.rows >= 0
     ids = bundle.items.id_array(sample.rows[real]).to_pylist()
-    for item, stage, inclusion in zip(
-        ids, sample.stages[real].tolist(), sample.inclusion[real].tolist(), strict=True
-    ):
+    for item, stage, inclusion in zip(ids, sample.stages[real].tolist(), sample.inclusion[real].tolist(), strict=True):
         if stage < len(STAGES) - 1:
             drawn[item] = stage, inclusion
     return _Expected([int(item) for item in ranking.ids], drawn)
@@ -237,13 +233,15 @@ def _check_events(
     """Check that acknowledged events of a sampled request are in the log, or kept apart."""
     items = set() if row is None else set(row["item"])
     for event in events:
-        if event.item in items:
-            found.joined_events += 1  # their sums are compared
-        elif (event.request, event.id) in apart:
+        is_apart = (event.request, event.id) in apart
+        if (event.item in items) == is_apart:
+            found.lost_events += 1
+            where = "kept apart from its request" if is_apart else "neither joined nor kept apart"
+            found.quote(f"the event {event} is {where} ({asked.attempts} attempts)")
+        elif is_apart:
             found.kept_apart += 1
         else:
-            found.lost_events += 1
-            found.quote(f"the event {event} is neither joined nor kept apart ({asked.attempts} attempts)")
+            found.joined_events += 1  # their sums are compared
 
 
 def _difference(row: Mapping[str, Any], expected: _Expected, events: Sequence[Event]) -> str:

@@ -21,7 +21,7 @@ from rankfall.benchmarks.serving.loop.loop_processes import LoopProcess
 from rankfall.benchmarks.serving.service_process import call_service, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from rankfall.benchmarks.serving.bench_bundles import OnStep

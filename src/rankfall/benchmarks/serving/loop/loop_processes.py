@@ -88,5 +88,3 @@ class LoopProcess:
 
     def _tail(self) -> str:
         return self._output.read_text(errors="replace")[-_SHOWN:].strip()
-
-

@@ -187,6 +187,6 @@ def _past_rows(requests: int) -> pl.DataFrame:
                     "drawn": 1.0 if depth == len(STAGES) - 1 else 0.1,
                 }
             )
-    schema = {"at": pl.Int64, "age": pl.Float64, "place": pl.Int64, "past_items": pl.List(pl.Int64)}
+    schema: dict[str, Any] = {"at": pl.Int64, "age": pl.Float64, "place": pl.Int64, "past_items": pl.List(pl.Int64)}
     frame = pl.DataFrame(rows, schema_overrides=schema, infer_schema_length=None)
     return frame.with_columns(pl.col("at").cast(pl.Datetime("ms", "UTC")))
