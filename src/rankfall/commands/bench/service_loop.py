@@ -101,13 +101,13 @@ def loop(
 
 
 def _kill(kills: int) -> KillReport:
-    from rankfall.benchmarks.serving.loop.kill_trial import KillSettings, run_kills
+    from rankfall.benchmarks.serving.loop.kill_trial import KillSettings, KillTrial
     from rankfall.benchmarks.serving.loop.small_world import make_world
 
     with tempfile.TemporaryDirectory() as scratch, _steps() as on_step:
         on_step("preparing a log", 0, None)
         world = make_world(Path(scratch), past_requests=300)
-        return run_kills(world, KillSettings(kills=kills), on_step=on_step)
+        return KillTrial(world, KillSettings(kills=kills), on_step=on_step).run()
 
 
 @contextmanager

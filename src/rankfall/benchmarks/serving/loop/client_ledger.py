@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _CLIENTS = 8
 _PAUSE = 0.1  # seconds before a call is repeated
 _TIMEOUT = 20.0  # seconds
-_MOST_HELD = 40  # requests until the events of a request are reported
+_MOST_HELD = 1 / 8  # of a day, until the events of a request are reported
 _MOST_EVENTS = 4  # of one request
 _REPEATED = 0.1  # share of calls with events that are sent again
 
@@ -71,13 +71,14 @@ class LedgerClients:
 
     Args:
         port: Port of the service.
+        ledger: Receives what clients know.
         first_time: Time of the first request, in milliseconds since 1970.
         requests_per_day: Requests of a simulated day.
         rate: Requests per second of all clients, if the service is that fast.
     """
 
-    def __init__(self, port: int, *, first_time: int, requests_per_day: int, rate: float) -> None:
-        self.ledger = Ledger()
+    def __init__(self, port: int, ledger: Ledger, *, first_time: int, requests_per_day: int, rate: float) -> None:
+        self._ledger = ledger
         self._port = port
         self._first_time, self._requests_per_day = first_time, requests_per_day
         self._seconds = _CLIENTS / rate  # between two requests of a client
@@ -109,22 +110,26 @@ class LedgerClients:
     @property
     def days(self) -> float:
         """Simulated days so far."""
-        return len(self.ledger.asked) / self._requests_per_day
+        return len(self._ledger.asked) / self._requests_per_day
 
     def _run(self, seed: int) -> None:
+        caller = _Caller(self._port, self._ledger, self._lock)
         try:
-            self._work(random.Random(seed), _Caller(self._port, self.ledger, self._lock))
+            self._work(random.Random(seed), caller)
         except BaseException as error:
             self._errors.append(error)
+        finally:
+            caller.close()
 
     def _work(self, chance: random.Random, caller: _Caller) -> None:
-        held: list[tuple[int, list[Event]]] = []  # events and the number of the request after which they are reported
+        held: list[tuple[float, list[Event]]] = []  # events and the number of the request after which they are reported
         due = time.monotonic()
         while not self._ending.is_set():
             number = next(self._numbers)
             events = self._ask(number, chance, caller)
             if events:
-                held.append((number + chance.choice([0, 0, chance.randrange(_MOST_HELD)]), events))
+                held_for = chance.choice([0, 0, chance.uniform(0, _MOST_HELD)]) * self._requests_per_day
+                held.append((number + held_for, events))
             for one in [one for one in held if one[0] <= number]:
                 self._report(one[1], chance, caller)
                 held.remove(one)
@@ -139,7 +144,7 @@ class LedgerClients:
         body = random_body(chance, self._first_time + number * DAY_MS // self._requests_per_day)
         asked = Asked(f"r{number}", body)
         with self._lock:
-            self.ledger.asked[asked.request] = asked
+            self._ledger.asked[asked.request] = asked
         answer, asked.attempts = caller.call("/rank", {"request": asked.request, **body})
         asked.model, asked.ids, asked.scores = answer["model"], answer["ids"], answer["scores"]
         asked.answered = time.monotonic()
@@ -153,7 +158,7 @@ class LedgerClients:
     def _report(self, events: Sequence[Event], chance: random.Random, caller: _Caller) -> None:
         content = {
             "events": [
-                {**asdict(one), "time": self.ledger.asked[one.request].body["time"]}  # a clock may have none yet
+                {**asdict(one), "time": self._ledger.asked[one.request].body["time"]}  # a clock may have none yet
                 for one in events
             ]
         }
@@ -161,8 +166,8 @@ class LedgerClients:
             answer, _ = caller.call("/events", content)
             assert answer == {"accepted": len(events)}
         with self._lock:
-            self.ledger.events += events
-            self.ledger.event_calls += 1
+            self._ledger.events += events
+            self._ledger.event_calls += 1
 
 
 class _Caller:
@@ -181,7 +186,7 @@ class _Caller:
             try:
                 code, answer = self._try(path, body)
             except (OSError, http.client.HTTPException):  # the service was killed, or does not listen yet
-                self._close()
+                self.close()
             else:
                 if code == 200:
                     return answer, attempt
@@ -208,7 +213,8 @@ class _Caller:
         if code < 500:
             raise OSError(f"{path} was refused with {code}: {answer}")
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

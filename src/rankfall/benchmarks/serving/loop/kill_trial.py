@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rankfall.benchmarks.serving.loop.client_ledger import LedgerClients
+from rankfall.benchmarks.serving.loop.client_ledger import Ledger, LedgerClients
 from rankfall.benchmarks.serving.loop.joined_check import Comparison, compare_log
 from rankfall.benchmarks.serving.loop.loop_processes import LoopProcess
 from rankfall.benchmarks.serving.service_process import call_service, free_port
@@ -33,7 +33,6 @@ BUSY_SECONDS = 60.0  # to wait for work before a kill
 LOST_PER_KILL = 0.5  # seconds of requests that a kill of the service may lose on average
 _KEPT_BUNDLES = 1000
 _WAIT = "6h"  # of simulated time
-_PAST_JOIN = "undisturbed"
 
 
 @dataclass(frozen=True)
@@ -73,33 +72,34 @@ class KillReport:
     problems: list[str] = field(default_factory=list)
 
 
-def run_kills(world: World, settings: KillSettings, *, on_step: OnStep) -> KillReport:
-    """Run a trial in a world, whose stream may have been run before.
+class KillTrial:
+    """A trial.
 
     Args:
-        world: The files.
+        world: The files. Its stream may have been run before.
         settings: Kills and load.
         on_step: Called with the name of the step, the completed and the total amount.
 
-    Raises:
-        OSError: A process ended without a kill.
+    Attributes:
+        ledger: What the clients know.
+        service_kills: When the service was killed, by ``time.monotonic()``.
     """
-    return _Trial(world, settings, on_step).run()
 
-
-class _Trial:
-    """A trial."""
-
-    def __init__(self, world: World, settings: KillSettings, on_step: OnStep) -> None:
+    def __init__(self, world: World, settings: KillSettings, *, on_step: OnStep) -> None:
+        self.ledger = Ledger()
+        self.service_kills: list[float] = []
         self._world, self._settings, self._on_step = world, settings, on_step
         self._report = KillReport()
         self._chance = random.Random(settings.seed)
-        self._service_kills: list[float] = []
         self._port = free_port()
         self._processes = self._make_processes()
 
     def run(self) -> KillReport:
-        """Run all steps."""
+        """Run the trial.
+
+        Raises:
+            OSError: A process ended without a kill.
+        """
         begin = time.monotonic()
         if not self._world.bundles.is_dir():
             self._on_step("training on the past days", 0, None)
@@ -122,7 +122,7 @@ class _Trial:
         self._on_step("joining without a kill", 0, None)
         self._join(self._world.past)
         self._on_step("comparing the logs", 0, None)
-        self._compare(clients)
+        self._compare()
         self._report.seconds = time.monotonic() - begin
         return self._report
 
@@ -163,6 +163,7 @@ class _Trial:
         settings = self._settings
         return LedgerClients(
             self._port,
+            self.ledger,
             first_time=self._world.first_time,
             requests_per_day=settings.requests_per_day,
             rate=settings.rate,
@@ -215,7 +216,7 @@ class _Trial:
         self._report.at_work[name] = self._report.at_work.get(name, 0) + at_work
         process.start()
         if name == SERVICE:
-            self._service_kills.append(killed)
+            self.service_kills.append(killed)
             self._wait_until_ready()
             self._report.down_seconds = max(self._report.down_seconds, time.monotonic() - killed)
 
@@ -238,13 +239,12 @@ class _Trial:
 
     # --- the comparison ---------------------------------------------------------------------------------------------
 
-    def _compare(self, clients: LedgerClients) -> None:
+    def _compare(self) -> None:
         from rankfall.online.join_results import DayReport
 
-        report, world, settings = self._report, self._world, self._settings
-        ledger = clients.ledger
+        report, world, settings, ledger = self._report, self._world, self._settings, self.ledger
         report.comparison = compare_log(
-            world.log, ledger, world.bundles, self._service_kills, share=settings.share, counts=settings.counts
+            world.log, ledger, world.bundles, self.service_kills, share=settings.share, counts=settings.counts
         )
         days = sorted(world.log.with_name(f"{world.log.name}.join").glob("days/*"))
         reports = [DayReport.load(day / "report.json") for day in days]
