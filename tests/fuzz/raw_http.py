@@ -23,6 +23,7 @@ _LONG = "LONG"  # stands for more bytes than headers may have, so that a case st
 _METHODS = ["GET", "POST", "POST", "POST", "HEAD", "PUT", "OPTIONS", "CONNECT", "TRACE", "post", "G T", "", "\x00"]
 _PATHS = [
     "/health", "/ready", "/rank", "/rank", "/rank", "/score", "/items", "/examples", "/model", "/metrics", "/reload",
+    "/events", "/events",
     "/", "/rank?a=1", "/%2e%2e/etc", "/%ff%00", "*", "http://other/rank", "//rank", "/a b", "/" + _LONG, "",
 ]  # fmt: skip
 _VERSIONS = ["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2.0", "HTTP/0.9", "HTTP/11", "http/1.1", ""]
@@ -41,7 +42,8 @@ _HEADERS = [
 _BODIES = [
     b"", b"{}", b'{"k": 3}', b'{"requests": [{}, {}]}', b'{"k": 1, "k": 2}', b"[" * 2000, b"null", b"\xff\xfe",
     b'{"k":', b'{"candidates": [1, "x", null]}', b'{"path": "/etc/passwd"}', b"2\r\n{}\r\n0\r\n\r\n",
-    b"ffffffffffffffffff\r\n{}",
+    b"ffffffffffffffffff\r\n{}", b'{"request": "\\u0000"}', b'{"events": [{}, 3]}',
+    b'{"events": [{"id": "a", "request": "b", "item": 7, "kind": "click", "value": 1e308, "time": "2024-01-15"}]}',
     b"-1\r\n{}\r\n0\r\n\r\n", b"2;a=b\r\n{}\r\n0\r\nX: y\r\n\r\n", b"2\n{}\n0\n\n", b"GET /health HTTP/1.1\r\n\r\n",
 ]  # fmt: skip
 

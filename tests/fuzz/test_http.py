@@ -22,8 +22,9 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running(platform_bundle(), max_body=200_000, body_seconds=2.0) as service:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    samples = str(tmp_path_factory.mktemp("samples"))
+    with running(platform_bundle(), max_body=200_000, body_seconds=2.0, samples=samples) as service:
         yield service
 
 

@@ -10,23 +10,30 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
-from rankfall.serving.drawing import Draw, draw_from_all
+from rankfall.serving.drawing import draw_from_all, draw_samples
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
 from support.bundles import platform_bundle
 from support.services import loaded, ranking_bundle, requests
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankfall.serving.bundle import Bundle
     from rankfall.serving.drawing import Sample
+    from rankfall.serving.rankings import Ranking
 
 SEEDS = np.random.default_rng(5)
 
 
-def draw(count: int, *counts: int, sampled: Sequence[bool] | None = None) -> Draw:
-    flags = np.ones(count, np.bool_) if sampled is None else np.array(sampled)
-    return Draw(counts, flags, SEEDS.integers(2**64, size=count, dtype=np.uint64))
+def sampled(
+    bundle: Bundle, encoded: EncodedRequests, *counts: int, seeds: Any = None, explain: bool = False
+) -> tuple[list[Ranking], list[Sample]]:
+    """Rank items for requests, all of which are sampled; return the rankings and samples."""
+    answers = bundle.run(encoded, explain=explain, sampled=np.ones(len(encoded), np.bool_))
+    trails = [ranking.trail for ranking in answers.rankings if ranking.trail is not None]
+    assert len(trails) == len(encoded)
+    seeds = SEEDS.integers(2**64, size=len(encoded), dtype=np.uint64) if seeds is None else seeds
+    samples = [sample for sample in draw_samples(trails, seeds, counts) if sample is not None]
+    assert len(samples) == len(encoded)
+    return answers.rankings, samples
 
 
 def drawn_by(sample: Sample, stage: int) -> np.ndarray[Any, Any]:
@@ -34,10 +41,9 @@ def drawn_by(sample: Sample, stage: int) -> np.ndarray[Any, Any]:
     return np.flatnonzero((sample.stages == stage) & (sample.rows != NO_ITEM))
 
 
-def sample_of(bundle: Bundle, plan: Draw, **options: Any) -> tuple[Any, Sample]:
-    (ranking,) = bundle.run(bundle.encode([requests()[0]], **options), explain=True, draw=plan).rankings
-    assert ranking.sample is not None
-    return ranking, ranking.sample
+def sample_of(bundle: Bundle, *counts: int, **options: Any) -> tuple[Any, Sample]:
+    (ranking,), (sample,) = sampled(bundle, bundle.encode([requests()[0]], **options), *counts, explain=True)
+    return ranking, sample
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -62,7 +68,7 @@ def test_every_dropped_item_is_drawn_if_there_are_few(bundle: Any, options: dict
     excluded = set(options.get("exclude", [[]])[0])
     left = [one for one in options.get("candidates", [ids])[0] if one in set(ids) - excluded]
     is_search = "candidates" not in options
-    ranking, sample = sample_of(bundle, draw(1, 100_000), **options)
+    ranking, sample = sample_of(bundle, 100_000, **options)
     names = dict(zip(range(len(ids)), ids, strict=True))
     seen = 0
     for number, stage in enumerate(bundle.stages):
@@ -95,24 +101,22 @@ def test_every_dropped_item_is_drawn_if_there_are_few(bundle: Any, options: dict
 def test_items_are_drawn_as_often_as_their_probability_says(options: dict[str, Any]) -> None:
     """20,000 draws: each dropped item within five standard deviations, others never; 1/inclusion counts the items."""
     bundle, tries, counts = loaded(platform_bundle()), 20_000, (30, 4)
-    given = {name: [value] * 400 for name, value in options.items()}
-    encoded = bundle.encode(
-        [{**requests()[0], "sequences": None}] * 400, exclude=[list(range(0, 200, 3))] * 400, **given
-    )
-    (all_of_it,) = bundle.run(encoded.take([0]), draw=draw(1, 10**6)).rankings
-    assert all_of_it.sample is not None
+    given = {name: [value] for name, value in options.items()}
+    encoded = bundle.encode([requests()[0]], exclude=[list(range(0, 200, 3))], **given)
+    (ranking,), (all_of_it,) = sampled(bundle, encoded, 10**6)
+    assert ranking.trail is not None
     times_drawn = np.zeros((2, len(bundle.items)), np.int64)
     weights = np.zeros(2)
-    for _ in range(tries // len(encoded)):
-        for ranking in bundle.run(encoded, draw=draw(len(encoded), *counts)).rankings:
-            sample = ranking.sample
+    for _ in range(tries // 1000):
+        seeds = SEEDS.integers(2**64, size=1000, dtype=np.uint64)
+        for sample in draw_samples([ranking.trail] * 1000, seeds, counts):
             assert sample is not None
             for stage in (0, 1):
                 at = drawn_by(sample, stage)
                 np.add.at(times_drawn[stage], sample.rows[at], 1)
                 weights[stage] += (1 / sample.inclusion[at]).sum()
     for stage, count in enumerate(counts):
-        dropped = all_of_it.sample.rows[drawn_by(all_of_it.sample, stage)]
+        dropped = all_of_it.rows[drawn_by(all_of_it, stage)]
         share = min(1.0, count / len(dropped))
         deviation = np.sqrt(tries * share * (1 - share))
         assert (np.abs(times_drawn[stage][dropped] - tries * share) <= 5 * deviation).all()
@@ -162,28 +166,27 @@ def test_a_request_is_sampled_alike_in_any_batch() -> None:
         "k": [None, 2, 3, None, 5, None],
     }
     encoded = bundle.encode(given, **options)
-    plan = draw(6, 7, 3, sampled=[True, True, False, True, True, False])
-    together = bundle.run(encoded, draw=plan).rankings
-    plain = bundle.run(encoded).rankings
-    assert [ranking.ids for ranking in together] == [ranking.ids for ranking in plain]
-    for place, ranking in enumerate(together):
-        (alone,) = bundle.run(encoded.take([place]), draw=plan.take([place])).rankings
-        if not plan.sampled[place]:
-            assert ranking.sample is alone.sample is None
-            continue
-        assert ranking.sample is not None
-        assert alone.sample is not None
-        here, there = ({(s, r) for s, r in zip(one.stages, one.rows, strict=True) if r != NO_ITEM}
-                       for one in (ranking.sample, alone.sample))  # fmt: skip
-        assert here == there
-    joined = EncodedRequests.join([encoded.take([0]), encoded.take([1])])
-    again = bundle.run(joined, draw=Draw.join([plan.take([0]), plan.take([1])])).rankings
-    assert [np.array_equal(one.sample.rows, other.sample.rows) for one, other in zip(again, together, strict=False)
-            if one.sample and other.sample] == [True, True]  # fmt: skip
+    flags, seeds = np.array([True, True, False, True, True, False]), SEEDS.integers(2**64, size=6, dtype=np.uint64)
+    answers = bundle.run(encoded, sampled=flags).rankings
+    assert [ranking.ids for ranking in answers] == [ranking.ids for ranking in bundle.run(encoded).rankings]
+    assert [ranking.trail is not None for ranking in answers] == flags.tolist()
+    trails = [ranking.trail for ranking in answers if ranking.trail is not None]
+    together, order = draw_samples(trails, seeds[flags], (7, 3)), [2, 0, 3, 1]
+    shuffled = draw_samples([trails[place] for place in order], seeds[flags][order], (7, 3))
+    for number, place in enumerate(np.flatnonzero(flags).tolist()):
+        _, (expected,) = sampled(bundle, encoded.take([place]), 7, 3, seeds=seeds[place : place + 1])
+        for found in (together[number], shuffled[order.index(number)]):
+            assert found is not None
+            assert items_of(found) == items_of(expected)
+
+
+def items_of(sample: Sample) -> set[tuple[int, int]]:
+    """Return the pairs of stage and item of a sample."""
+    return {(stage, row) for stage, row in zip(sample.stages.tolist(), sample.rows.tolist(), strict=True) if row >= 0}
 
 
 def test_counts_of_further_stages_are_those_of_the_last_one() -> None:
     bundle = loaded(platform_bundle())
     for counts, expected in (((4,), [4, 4]), ((2, 3), [2, 3]), ((0, 5), [0, 5]), ((1, 2, 3), [1, 2])):
-        _, sample = sample_of(bundle, draw(1, *counts))
+        _, sample = sample_of(bundle, *counts)
         assert [len(drawn_by(sample, stage)) for stage in (0, 1)] == expected

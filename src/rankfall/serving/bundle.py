@@ -22,23 +22,25 @@ from rankfall.serving.bundle_files import (
     read_table,
 )
 from rankfall.serving.bundle_items import Items
-from rankfall.serving.drawing import BatchSampler
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests, distinct, padded, parts_of
 from rankfall.serving.onnx_stages import NotFiniteError, at_places, best_order, by_row, load_stage
 from rankfall.serving.rankings import Answers, Ranking, StageTrace, is_same
 from rankfall.serving.request_encoder import RequestEncoder, RequestError
 from rankfall.serving.request_schema import request_schema
+from rankfall.serving.trails import TrailKeeper
 from rankfall.serving.value_checks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from rankfall.encoding.lookup import Lookup
-    from rankfall.serving.drawing import Draw, Sample
     from rankfall.serving.memory_files import MemoryFile
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
     from rankfall.serving.rankings import Id
     from rankfall.serving.request_encoder import Request
+    from rankfall.serving.trails import Trail
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
 _NO_ROWS = np.empty(0, np.int64)
@@ -253,19 +255,22 @@ class Bundle:
         """
         return self._requests.times.milliseconds(times)
 
-    def run(self, batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None) -> Answers:
+    def run(
+        self, batch: EncodedRequests, *, explain: bool = False, sampled: NDArray[np.bool_] | None = None
+    ) -> Answers:
         """Rank items for encoded requests.
 
         Args:
             batch: The requests.
             explain: Whether to return what each stage did.
-            draw: Which requests to sample; their rankings have a sample.
+            sampled: Which requests are sampled; their rankings have trails, from which
+                :func:`~rankfall.serving.drawing.draw_samples` draws.
 
         Raises:
             RequestError: The numbers of a request are too large for the models.
         """
         try:
-            return self._run_parts(batch, explain, draw)
+            return self._run_parts(batch, explain, sampled)
         except NotFiniteError as error:
             raise _too_large(error.place, _request_name(batch)) from None
 
@@ -277,17 +282,17 @@ class Bundle:
         """
         return self._run_scores(batch, _request_name(batch))
 
-    def _run_parts(self, encoded: EncodedRequests, explain: bool, draw: Draw | None) -> Answers:
+    def _run_parts(self, encoded: EncodedRequests, explain: bool, sampled: NDArray[np.bool_] | None) -> Answers:
         if not len(encoded):
             return Answers([], dict.fromkeys(self.names, 0.0))
         parts = parts_of(encoded.candidates)
         if len(parts) == 1:
-            return self._run(encoded, explain, draw)
+            return self._run(encoded, explain, sampled)
         rankings: list[Any] = [None] * len(encoded)
         milliseconds = dict.fromkeys(self.names, 0.0)
         for places in parts:
             with at_places(places):
-                answers = self._run(encoded.take(places), explain, draw and draw.take(places))
+                answers = self._run(encoded.take(places), explain, None if sampled is None else sampled[places])
             for place, ranking in zip(places, answers.rankings, strict=True):
                 rankings[place] = ranking
             milliseconds = {name: milliseconds[name] + answers.milliseconds[name] for name in milliseconds}
@@ -345,13 +350,13 @@ class Bundle:
 
     # --- the funnel ---------------------------------------------------------------------------------------------
 
-    def _run(self, encoded: EncodedRequests, explain: bool, draw: Draw | None) -> Answers:
+    def _run(self, encoded: EncodedRequests, explain: bool, sampled: NDArray[np.bool_] | None) -> Answers:
         traces: list[list[StageTrace]] = [[] for _ in range(len(encoded))]
         milliseconds: dict[str, float] = {}
-        sampler = BatchSampler(encoded, draw, len(self.items)) if draw is not None and draw.sampled.any() else None
+        keeper = TrailKeeper(encoded, sampled, len(self.items)) if sampled is not None and sampled.any() else None
         rows = None if encoded.candidates[0] is None else padded(encoded.candidates)
         scores: Scores | None = None
-        for number, stage in enumerate(self.stages):
+        for stage in self.stages:
             begin = perf_counter()
             is_last = stage is self.stages[-1]
             order = None
@@ -364,19 +369,19 @@ class Bundle:
             milliseconds[stage.name] = 1000 * (perf_counter() - begin)
             if explain and scores is not None:
                 self._trace(stage, rows, scores, milliseconds[stage.name], traces)
-            if sampler is not None:
+            if keeper is not None:
                 counts = encoded.k if is_last else np.full(len(encoded), stage.quota)  # what `k` cuts off is dropped
                 if order is None or scores is None:
-                    sampler.add_search(number, stage, rows, scores, counts)
+                    keeper.add_search(stage, rows, scores if is_last else None, counts)
                 else:
-                    sampler.add_list(number, rows, scores, order, counts)
+                    keeper.add_list(stage, rows, scores, order, counts)
             rows, scores = kept
         assert rows is not None  # a bundle has at least one stage,
         assert scores is not None  # and the last one returns scores
         rows, scores = _best_first(rows, scores)
         counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k)
-        samples = None if sampler is None else sampler.samples(rows, scores, counts)
-        rankings = self._rankings(encoded, rows, scores, counts.tolist(), traces if explain else None, samples)
+        trails = None if keeper is None else keeper.trails(rows, scores, counts)
+        rankings = self._rankings(encoded, rows, scores, counts.tolist(), traces if explain else None, trails)
         return Answers(rankings, milliseconds)
 
     def _rankings(
@@ -386,7 +391,7 @@ class Bundle:
         scores: Scores,
         counts: Sequence[int],
         traces: Sequence[list[StageTrace]] | None,
-        samples: Sequence[Sample | None] | None,
+        trails: Sequence[Trail | None] | None,
     ) -> list[Ranking]:
         ids, lists = self._ids(rows, counts), scores.tolist()
         return [
@@ -396,7 +401,7 @@ class Bundle:
                 encoded.unknown[place],
                 traces[place] if traces else None,
                 encoded.notes[place],
-                samples[place] if samples else None,
+                trails[place] if trails else None,
             )
             for place, count in enumerate(counts)
         ]

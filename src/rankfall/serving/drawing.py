@@ -1,5 +1,6 @@
-"""Samples of what a cascade did with a request: what it answered, and random draws of what each stage dropped.
+"""Samples of what a cascade did with requests: what it answered, and random draws of what each stage dropped.
 
+Samples are drawn from the trails of requests that are answered already, many at once, so that no answer waits for them.
 Items are drawn uniformly, without replacement. The draws of a request are a function of its seed: the batch in which it
 was computed, and the number of threads and processes, have no effect on them.
 """
@@ -7,20 +8,22 @@ was computed, and the number of threads and processes, have no effect on them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankfall.serving.encoded_requests import NO_ITEM
-from rankfall.serving.onnx_stages import NotFiniteError, best_order, by_row
+from rankfall.serving.onnx_stages import NotFiniteError, by_row
+from rankfall.serving.trails import Trails
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.encoded_requests import EncodedRequests
-    from rankfall.serving.onnx_stages import Rows, Scores, Stage
+    from rankfall.serving.onnx_stages import Rows, Scores
+    from rankfall.serving.trails import StageItems, Trail
 
     Seeds = NDArray[np.uint64]
 
@@ -28,31 +31,6 @@ UNKNOWN_RANK = -1
 _MOST_KEYS = 2**20  # random numbers at once
 _FEW = 4  # an index is drawn from by row numbers if it has more than this many times the items to draw
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64 (Steele et al. 2014)
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Which requests of a batch are sampled, and how many items are drawn from what each stage dropped.
-
-    Args:
-        counts: Number of items per stage; further stages have that of the last one.
-        sampled: Which requests are sampled (B,).
-        seeds: A random number for each request (B,).
-    """
-
-    counts: tuple[int, ...]
-    sampled: NDArray[np.bool_]
-    seeds: Seeds
-
-    def take(self, places: Sequence[int]) -> Draw:
-        """Return the draw of the requests at these indices."""
-        return Draw(self.counts, self.sampled[places], self.seeds[places])
-
-    @classmethod
-    def join(cls, parts: Sequence[Draw]) -> Draw:
-        """Concatenate the draws of several batches, which have the same counts."""
-        sampled, seeds = (np.concatenate([getattr(part, name) for part in parts]) for name in ("sampled", "seeds"))
-        return cls(parts[0].counts, sampled, seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,108 +53,64 @@ class Sample:
     inclusion: NDArray[np.float32]
 
 
-class BatchSampler:
-    """Draws items stage by stage while a batch is computed.
+def draw_samples(trails: Sequence[Trail], seeds: Seeds, counts: Sequence[int]) -> list[Sample | None]:
+    """Draw the samples of requests.
 
     Args:
-        encoded: The requests of the batch.
-        draw: Which of them are sampled.
-        items: Number of items of the bundle.
+        trails: Their trails.
+        seeds: A random number for each of them.
+        counts: Number of items to draw from what each stage dropped; further stages have that of the last one.
+
+    Returns:
+        The samples; None for a request whose draws have scores that are not finite.
     """
+    samples: list[Sample | None] = [None] * len(trails)
+    shapes = [_shape(trail.trails) for trail in trails]
+    for shape in dict.fromkeys(shapes):
+        places = [place for place, one in enumerate(shapes) if one == shape]
+        joined = _join([trails[place] for place in places])
+        for place, sample in zip(places, _draw(joined, seeds[places], counts), strict=True):
+            samples[place] = sample
+    return samples
 
-    def __init__(self, encoded: EncodedRequests, draw: Draw, items: int) -> None:
-        self._places = np.flatnonzero(draw.sampled)
-        self._encoded = encoded if draw.sampled.all() else encoded.take(self._places)
-        self._counts = draw.counts
-        self._seeds = draw.seeds[self._places]
-        self._items = items
-        self._failed = np.zeros(len(self._places), np.bool_)
-        self._parts: list[_Part] = []
 
-    def add_list(self, number: int, rows: Rows, scores: Scores, order: Rows, kept: Rows) -> None:
-        """Draw from what a stage dropped of a list of items.
+def _shape(trails: Trails) -> tuple[int, bool, int]:
+    """Return what trails share that are drawn from together: their bundle, and lists of similar length."""
+    first = trails.stages[0]
+    return id(first.stage), first.is_search, first.rows.shape[1].bit_length()
 
-        Args:
-            number: Number of the stage.
-            rows: The items of each request (B, N).
-            scores: Their scores.
-            order: Their positions in the order of the scores, best first.
-            kept: How many of the best were kept for each request (B,).
-        """
-        order = order[self._places]
-        rows, scores = by_row(rows[self._places], order), by_row(scores[self._places], order)
-        seeds, count = self._of_stage(number)
-        self._parts.append(_draw_from_lists(number, rows, scores, kept[self._places], seeds, count))
 
-    def add_search(self, number: int, stage: Stage, rows: Rows, scores: Scores | None, kept: Rows) -> None:
-        """Draw from what a stage dropped of all items.
+def _join(trails: Sequence[Trail]) -> Trails:
+    """Return the trails of some requests as those of one batch."""
+    parts = []
+    for _, group in groupby(trails, key=lambda trail: id(trail.trails)):
+        of_batch = list(group)
+        whole, places = of_batch[0].trails, [trail.place for trail in of_batch]
+        parts.append(whole if places == list(range(len(whole.rows))) else whole.take(places))
+    return Trails.join(parts)
 
-        Args:
-            number: Number of the stage.
-            stage: The stage, which scores the draws.
-            rows: The best items, which it found (B, N).
-            scores: Their scores, which may be None if all of them were kept.
-            kept: How many of them were kept for each request (B,).
-        """
-        rows, kept = rows[self._places], kept[self._places]
-        if scores is not None:
-            scores = scores[self._places]
-            order = best_order(scores)
-            rows, scores = by_row(rows, order), by_row(scores, order)
-        seeds, count = self._of_stage(number)
-        taken = np.where(np.arange(rows.shape[1]) < kept[:, None], rows, NO_ITEM)
-        drawn, inclusion = draw_from_all(self._items, taken, self._encoded.exclude, seeds, count)
-        part = _Part(number, drawn, np.full(drawn.shape, UNKNOWN_RANK), self._scored(stage, drawn), inclusion)
-        if scores is not None:
-            _copy_found(part, rows, scores)
-        self._parts.append(part)
 
-    def samples(self, rows: Rows, scores: Scores, counts: Rows) -> list[Sample | None]:
-        """Return the samples of the batch: None for requests that are not sampled, or whose draws have no scores.
-
-        Args:
-            rows: Items in the order of the answers (B, N).
-            scores: Their scores.
-            counts: The number of items of each answer (B,).
-        """
-        answered = self._answered(rows[self._places], scores[self._places], counts[self._places])
-        parts = [answered, *self._parts]
-        joined = [np.hstack([getattr(part, name) for part in parts]) for name in ("rows", "ranks", "scores")]
-        inclusion = np.hstack([np.broadcast_to(part.inclusion[:, None], part.rows.shape) for part in parts])
-        stages = np.repeat([part.stage for part in parts], [part.rows.shape[1] for part in parts]).astype(np.int8)
-        columns = joined[0], joined[1].astype(np.int32), joined[2], inclusion
-        samples: list[Sample | None] = [None] * len(rows)
-        for place, failed, of_rows, of_ranks, of_scores, of_inclusion in zip(
-            self._places.tolist(), self._failed.tolist(), *columns, strict=True
-        ):
-            if not failed:
-                samples[place] = Sample(of_rows, stages, of_ranks, of_scores, of_inclusion)
-        return samples
-
-    def _answered(self, rows: Rows, scores: Scores, counts: Rows) -> _Part:
-        places = np.arange(rows.shape[1])
-        answered = np.where(places < counts[:, None], rows, NO_ITEM)
-        ranks = np.broadcast_to(places, rows.shape)
-        return _Part(len(self._parts), answered, ranks, scores, np.ones(len(rows), np.float32))
-
-    def _scored(self, stage: Stage, rows: Rows) -> Scores:
-        """Score draws. A request whose draws have scores that are not finite is answered, but not sampled."""
-        while True:
-            try:
-                return stage.score(self._encoded, rows)
-            except NotFiniteError as error:
-                rows = rows.copy()
-                rows[error.place] = NO_ITEM
-                self._failed[error.place] = True
-
-    def _of_stage(self, number: int) -> tuple[Seeds, int]:
-        """Return the seeds of a stage, and how many items to draw."""
-        return _mix(_mix(self._seeds) + np.uint64(number)), self._counts[min(number, len(self._counts) - 1)]
+def _draw(trails: Trails, seeds: Seeds, counts: Sequence[int]) -> list[Sample | None]:
+    parts, failed = [_answered(trails)], np.zeros(len(seeds), np.bool_)
+    for number, stage in enumerate(trails.stages):
+        of_stage = _mix(_mix(seeds) + np.uint64(number))
+        count = counts[min(number, len(counts) - 1)]
+        draw = _draw_from_search if stage.is_search else _draw_from_lists
+        parts.append(draw(trails, number, of_stage, count, failed))
+    rows, ranks, scores = (np.hstack([getattr(part, name) for part in parts]) for name in ("rows", "ranks", "scores"))
+    inclusion = np.hstack([np.broadcast_to(part.inclusion[:, None], part.rows.shape) for part in parts])
+    stages = np.repeat([part.stage for part in parts], [part.rows.shape[1] for part in parts]).astype(np.int8)
+    return [
+        None if has_failed else Sample(of_rows, stages, of_ranks, of_scores, of_inclusion)
+        for has_failed, of_rows, of_ranks, of_scores, of_inclusion in zip(
+            failed.tolist(), rows, ranks.astype(np.int32), scores, inclusion, strict=True
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Items of one stage for each sampled request (S, n), with the probability of its draws (S,)."""
+    """Items of one stage for each request (S, n), with the probability of its draws (S,)."""
 
     stage: int
     rows: Rows
@@ -185,14 +119,46 @@ class _Part:
     inclusion: NDArray[np.float32]
 
 
-def _draw_from_lists(number: int, rows: Rows, scores: Scores, kept: Rows, seeds: Seeds, count: int) -> _Part:
+def _answered(trails: Trails) -> _Part:
+    rows = trails.rows
+    ranks = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
+    return _Part(len(trails.stages), rows, ranks, trails.scores, np.ones(len(rows), np.float32))
+
+
+def _draw_from_lists(trails: Trails, number: int, seeds: Seeds, count: int, failed: NDArray[np.bool_]) -> _Part:
     """Draw from what follows the first `kept` items of each list, which is in the order of its scores."""
+    of_stage = trails.stages[number]
+    rows, scores, kept = of_stage.rows, of_stage.scores, of_stage.kept
+    assert scores is not None  # lists have scores
     first = int(kept.min())
     positions = np.arange(first, rows.shape[1])
     is_dropped = (positions >= kept[:, None]) & (rows[:, first:] != NO_ITEM)
     chosen = first + _choose(rows[:, first:], is_dropped, seeds, count)
     drawn = np.where(by_row(is_dropped, chosen - first), by_row(rows, chosen), NO_ITEM)
     return _Part(number, drawn, chosen, by_row(scores, chosen), _inclusion(count, is_dropped.sum(axis=1)))
+
+
+def _draw_from_search(trails: Trails, number: int, seeds: Seeds, count: int, failed: NDArray[np.bool_]) -> _Part:
+    """Draw from all items that a stage did not keep, and score them; set `failed` where that is impossible."""
+    of_stage = trails.stages[number]
+    rows = of_stage.rows
+    taken = np.where(np.arange(rows.shape[1]) < of_stage.kept[:, None], rows, NO_ITEM)
+    drawn, inclusion = draw_from_all(trails.items, taken, trails.encoded.exclude, seeds, count)
+    scores = _scored(of_stage, trails, drawn, failed)
+    part = _Part(number, drawn, np.full(drawn.shape, UNKNOWN_RANK), scores, inclusion)
+    if of_stage.scores is not None:
+        _copy_found(part, rows, of_stage.scores)
+    return part
+
+
+def _scored(of_stage: StageItems, trails: Trails, rows: Rows, failed: NDArray[np.bool_]) -> Scores:
+    while True:
+        try:
+            return of_stage.stage.score(trails.encoded, rows)
+        except NotFiniteError as error:
+            rows = rows.copy()
+            rows[error.place] = NO_ITEM
+            failed[error.place] = True
 
 
 def draw_from_all(
@@ -223,7 +189,7 @@ def draw_from_all(
 def _draw_rows(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:
     """Draw random rows, and skip those that were drawn before or may not be drawn; at least half of all may."""
     offsets = items * np.arange(len(without))  # make the rows of different requests distinct
-    skipped = np.concatenate([rows + offset for rows, offset in zip(without, offsets.tolist(), strict=True)])
+    skipped = np.sort(np.concatenate([rows + offset for rows, offset in zip(without, offsets.tolist(), strict=True)]))
     tries = 3 * count + 8
     while True:
         numbers = _mix(seeds[:, None] + _GOLDEN * np.arange(1, tries + 1, dtype=np.uint64))
@@ -231,11 +197,18 @@ def _draw_rows(items: int, without: Sequence[Rows], seeds: Seeds, count: int) ->
         keys = (rows + offsets[:, None]).ravel()
         is_new = np.zeros(len(keys), np.bool_)
         is_new[np.unique(keys, return_index=True)[1]] = True
-        is_good = (is_new & ~np.isin(keys, skipped)).reshape(rows.shape)
+        is_good = (is_new & ~_is_in(skipped, keys)).reshape(rows.shape)
         place = is_good.cumsum(axis=1)
         if place[:, -1].min() >= count:
             return rows[is_good & (place <= count)].reshape(-1, count)
         tries *= 2
+
+
+def _is_in(ascending: Rows, keys: Rows) -> NDArray[np.bool_]:
+    """Return which keys are among sorted ones; several times faster than np.isin."""
+    places = np.searchsorted(ascending, keys)
+    places[places == len(ascending)] = 0
+    return ascending[places] == keys if len(ascending) else np.zeros(len(keys), np.bool_)
 
 
 def _draw_by_keys(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.serving.drawing import Sample
+    from rankfall.serving.trails import Trail
 
 Id = int | str
 TOLERANCE = 1e-4  # of scores, relative to max(1, score)
@@ -41,7 +41,7 @@ class Ranking:
     unknown: list[Id]  # candidates that the bundle does not have
     stages: list[StageTrace] | None = None  # with `explain`
     notes: list[str] = field(default_factory=list)  # values of the request that were never seen in training
-    sample: Sample | None = field(default=None, compare=False, repr=False)  # if the request was sampled
+    trail: Trail | None = field(default=None, compare=False, repr=False)  # if the request is sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall import _disk
+from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.recorder import Recorder
-from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
 from rankfall.serving.recording.segments import segments
 from rankfall.serving.recording.sinks.files import FileSink
@@ -32,11 +33,15 @@ if TYPE_CHECKING:
     from rankfall.serving.recording.sinks import Kind
 
 
+COUNTS = (3,)
+
+
 def served(name: str, place: int = 0, *, path: Path | None = None, share: float = 1.0, size: int = 1) -> ServedRequest:
     bundle = loaded(path or platform_bundle())
     request = requests()[place]
-    (ranking,) = bundle.run(bundle.encode([request]), draw=draw_for([name], share=share, counts=(3,))).rankings
-    return ServedRequest(name, 1_705_300_000_000, 1_705_300_001_234, "model", bundle, request, ranking.sample, size)
+    flags, seeds = sample_requests([name], share)
+    (ranking,) = bundle.run(bundle.encode([request]), sampled=flags).rankings
+    return ServedRequest(name, 1_705_300_000_000, 1_705_300_001_234, "model", bundle, request, ranking.trail, int(seeds[0]), size)
 
 
 class GatedSink(FileSink):
@@ -57,11 +62,12 @@ class Counts(dict[str, int]):
             self[result] = self.get(result, 0) + count
 
 
-def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_bytes: int = 1000) -> Recorder:
+def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_bytes: int = 10**6) -> Recorder:
     return Recorder(
         sink,
         count=counts.add,
         count_error=lambda: counts.add("errors", 1),
+        counts=COUNTS,
         max_requests=max_requests,
         max_bytes=max_bytes,
     )
@@ -69,21 +75,23 @@ def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_byt
 
 def test_records_have_what_the_sample_has() -> None:
     given = [served("a"), served("b", share=0.0), served("c", 1)]
-    (batch,) = sample_batches(given)
+    (batch,) = sample_batches(given, COUNTS)
     bundle = given[0].bundle
     for one, row in zip(given, batch.to_pylist(), strict=True):
         assert row["request"] == one.request
         assert (row["time"].timestamp(), row["received"].timestamp()) == (1_705_300_000, 1_705_300_001.234)
-        assert row["sampled"] == (one.sample is not None)
-        if one.sample is None:
+        assert row["sampled"] == (one.trail is not None)
+        if one.trail is None:
             assert {row[name] for name in batch.schema.names[4:]} == {None}
             continue
-        has_item = one.sample.rows >= 0
-        assert row["item"] == bundle.items.ids(one.sample.rows[has_item])
+        (sample,) = draw_samples([one.trail], np.array([one.seed], np.uint64), COUNTS)
+        assert sample is not None
+        has_item = sample.rows >= 0
+        assert row["item"] == bundle.items.ids(sample.rows[has_item])
         for name, attribute in (
             ("stage", "stages"), ("rank", "ranks"), ("score", "scores"), ("inclusion", "inclusion"),
         ):  # fmt: skip
-            values = getattr(one.sample, attribute)
+            values = getattr(sample, attribute)
             assert np.array_equal(np.array(row[name], values.dtype), values[has_item])
         assert (row["model"], row["bundle"]) == ("model", str(platform_bundle().resolve()))
         assert json.loads(row["body"]) == one.features
@@ -92,9 +100,9 @@ def test_records_have_what_the_sample_has() -> None:
 
 def test_bundles_have_batches_of_their_own() -> None:
     given = [served("a"), served("b"), served("c", path=ranking_bundle()), served("d")]
-    found = [batch["request"].to_pylist() for batch in sample_batches(given)]
+    found = [batch["request"].to_pylist() for batch in sample_batches(given, COUNTS)]
     assert found == [["a", "b"], ["c"], ["d"]]
-    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given)]
+    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given, COUNTS)]
     assert stages == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
 
 
@@ -102,20 +110,20 @@ def test_bundles_have_batches_of_their_own() -> None:
 def test_share_of_sampled_requests() -> None:
     names = [f"request {place}" for place in range(20_000)]
     for share in (0.0, 0.1, 0.5, 1.0):
-        plan = draw_for(names, share=share, counts=(1,))
-        assert abs(plan.sampled.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(names))
-        assert np.array_equal(draw_for(names[7:9], share=share, counts=(1,)).sampled, plan.sampled[7:9])
-    smaller, larger = (draw_for(names, share=share, counts=(1,)).sampled for share in (0.1, 0.5))
+        flags, seeds = sample_requests(names, share)
+        assert abs(flags.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(names))
+        assert np.array_equal(sample_requests(names[7:9], share)[0], flags[7:9])
+    smaller, larger = (sample_requests(names, share)[0] for share in (0.1, 0.5))
     assert not (smaller & ~larger).any()
-    assert len(set(plan.seeds.tolist())) == len(names)
+    assert len(set(seeds.tolist())) == len(names)
 
 
-@pytest.mark.parametrize("limit", [{"max_requests": 3}, {"max_bytes": 3}])
-def test_full_queue_drops_requests(tmp_path: Path, limit: dict[str, int]) -> None:
-    sink, counts = GatedSink(tmp_path), Counts()
-    writer = recorder(sink, counts, **limit)
+@pytest.mark.parametrize("limit", ["max_requests", "max_bytes"])
+def test_full_queue_drops_requests(tmp_path: Path, limit: str) -> None:
+    one, sink, counts = served("a"), GatedSink(tmp_path), Counts()
+    assert one.memory > 1000  # the trail counts, too
+    writer = recorder(sink, counts, **{limit: 3 * (one.memory if limit == "max_bytes" else 1)})
     writer.start()
-    one = served("a")
     writer.put([one])
     eventually(lambda: writer.waiting == 0)  # the thread waits in the sink
     writer.put([one, one])
@@ -156,7 +164,7 @@ def test_unexpected_error_does_not_end_the_thread(tmp_path: Path, caplog: pytest
     writer = recorder(sink, counts)
     writer.start()
     broken: Any = served("a")
-    writer.put([ServedRequest("a", 0, 0, "model", broken.bundle, {"time": object()}, broken.sample, 1)])
+    writer.put([ServedRequest("a", 0, 0, "model", broken.bundle, {"time": object()}, broken.trail, 1, 1)])
     eventually(lambda: counts.get("dropped") == 1)
     writer.put([served("b")])
     writer.stop(60)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.serving.drawing import Draw
     from rankfall.serving.service.bundle_slots import ServedBundle
 
 WAIT = 20.0  # seconds until a test fails
@@ -38,7 +37,7 @@ class Doubling:
         self._before = before
         self.sizes: list[int] = []
 
-    def run(self, batch: EncodedRequests, *, explain: bool, draw: Draw | None) -> Answers:
+    def run(self, batch: EncodedRequests, *, explain: bool, sampled: None) -> Answers:
         self.sizes.append(len(batch))
         self._before()
         return Answers([Ranking([2 * number], [0.0], []) for number in batch.arrays["number"].tolist()], {"only": 0.0})

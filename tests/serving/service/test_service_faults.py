@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.serving import Answers, EncodedRequests
-    from rankfall.serving.drawing import Draw
 
 pytestmark = pytest.mark.service
 
@@ -59,13 +58,13 @@ class Gate:
         self.refuse: Callable[[EncodedRequests], Exception | None] = lambda batch: None
         run = served.bundle.run
 
-        def gated(batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None) -> Answers:
+        def gated(batch: EncodedRequests, *, explain: bool = False, sampled: Any = None) -> Answers:
             self.batches.append(batch)
             assert self.opened.wait(60)
             error = self.refuse(batch)
             if error is not None:
                 raise error
-            return run(batch, explain=explain, draw=draw)
+            return run(batch, explain=explain, sampled=sampled)
 
         served.bundle.run = gated  # type: ignore[method-assign]
 
@@ -457,11 +456,9 @@ def test_calls_without_an_answer_do_not_keep_a_bundle_alive(monkeypatch: pytest.
     """No reference cycle keeps it alive until the next garbage collection either."""
     run, opened = Bundle.run, threading.Event()
 
-    def gated_run(
-        bundle: Bundle, batch: EncodedRequests, *, explain: bool = False, draw: Draw | None = None
-    ) -> Answers:
+    def gated_run(bundle: Bundle, batch: EncodedRequests, *, explain: bool = False, sampled: Any = None) -> Answers:
         assert opened.wait(60)
-        return run(bundle, batch, explain=explain, draw=draw)
+        return run(bundle, batch, explain=explain, sampled=sampled)
 
     gc.disable()
     try:

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.service
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Running]:
-    with running(platform_bundle(), other=ranking_bundle(), max_body=1_000_000) as service:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    samples = str(tmp_path_factory.mktemp("samples"))
+    with running(platform_bundle(), other=ranking_bundle(), max_body=1_000_000, samples=samples) as service:
         yield service
 
 

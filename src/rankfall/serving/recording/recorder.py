@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankfall.serving.recording.sinks.sink import Sink
 
 _log = logging.getLogger(__name__)
-_SECONDS = 0.05  # between writes: what was answered meanwhile is one batch
+_SECONDS = 0.2  # between writes: what was answered meanwhile is one batch, as small ones cost as much as large ones
 _MOST_AT_ONCE = 1024  # requests of a batch
 
 
@@ -32,8 +32,9 @@ class Recorder:
         sink: Takes the records.
         count: Called with ``written``, ``unsampled`` or ``dropped`` and a number of requests.
         count_error: Called after each error of the sink.
+        counts: Number of items to draw from what each stage dropped.
         max_requests: Requests that may wait.
-        max_bytes: Sum of their sizes.
+        max_bytes: Memory that they may take.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Recorder:
         *,
         count: Callable[[str, int], None],
         count_error: Callable[[], None],
+        counts: Sequence[int],
         max_requests: int,
         max_bytes: int,
     ) -> None:
         self._sink = GuardedSink(sink, SAMPLES, count_error)
         self._count = count
+        self._counts = counts
         self._max_requests, self._max_bytes = max_requests, max_bytes
         self._lock = threading.Lock()  # of the queue
         self._queue: list[ServedRequest] = []
@@ -65,7 +68,7 @@ class Recorder:
 
     def put(self, served: Sequence[ServedRequest]) -> None:
         """Queue answered requests, or drop them if the queue is full. Returns at once."""
-        size = sum(one.size for one in served)
+        size = sum(one.memory for one in served)
         with self._lock:
             is_full = len(self._queue) + len(served) > self._max_requests or self._bytes + size > self._max_bytes
             if not is_full:
@@ -101,7 +104,7 @@ class Recorder:
     def _write(self, served: Sequence[ServedRequest]) -> None:
         left = len(served)
         try:
-            for batch in sample_batches(served):
+            for batch in sample_batches(served, self._counts):
                 left -= len(batch)
                 error = self._sink.write(batch, durable=False)
                 self._count_batch(batch, is_written=error is None)

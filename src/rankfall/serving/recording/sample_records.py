@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from rankfall.serving.drawing import draw_samples
 from rankfall.serving.encoded_requests import NO_ITEM
 from rankfall.serving.recording.record_schemas import sample_schema
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rankfall.serving.bundle import Bundle
     from rankfall.serving.drawing import Sample
+    from rankfall.serving.trails import Trail
 
 _BODY = ("time", "user", "context", "sequences")
 
@@ -34,8 +36,9 @@ class ServedRequest:
         model: The model that answered.
         bundle: The bundle of the model.
         features: Time, user, context and sequences as the client sent them.
-        sample: What was answered and drawn; None if the request was not sampled.
-        size: About the number of bytes that it takes in memory.
+        trail: What the stages did with it; None if it is not sampled.
+        seed: A random number for its draws.
+        size: Bytes of its body.
     """
 
     request: str
@@ -44,21 +47,39 @@ class ServedRequest:
     model: str
     bundle: Bundle
     features: dict[str, Any]
-    sample: Sample | None
+    trail: Trail | None
+    seed: int
     size: int
 
+    @property
+    def memory(self) -> int:
+        """About the number of bytes that it takes in memory."""
+        return self.size + (0 if self.trail is None else self.trail.trails.bytes_each)
 
-def sample_batches(served: Sequence[ServedRequest]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of answered requests; those of one bundle, one after the other, are one batch."""
+
+def sample_batches(served: Sequence[ServedRequest], counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Draw samples and yield the records of answered requests; those of one bundle in a row are one batch.
+
+    Args:
+        served: The requests.
+        counts: Number of items to draw from what each stage dropped.
+    """
     for _, of_bundle in groupby(served, key=lambda one: id(one.bundle)):
-        yield _batch(list(of_bundle))
+        requests = list(of_bundle)
+        yield _batch(requests, _samples(requests, counts))
 
 
-def _batch(served: Sequence[ServedRequest]) -> pa.RecordBatch:
+def _samples(served: Sequence[ServedRequest], counts: Sequence[int]) -> list[Sample | None]:
+    given = [(one.trail, one.seed) for one in served if one.trail is not None]
+    drawn = iter(draw_samples([trail for trail, _ in given], np.array([seed for _, seed in given], np.uint64), counts))
+    return [None if one.trail is None else next(drawn) for one in served]
+
+
+def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None]) -> pa.RecordBatch:
     bundle = served[0].bundle
     schema = sample_schema(pa.string() if bundle.items.lookup.is_text else pa.int64())
     model, path = served[0].model, str(bundle.path.resolve())
-    is_sampled = [one.sample is not None for one in served]
+    is_sampled = [sample is not None for sample in samples]
     columns = {
         "request": [one.request for one in served],
         "time": [one.time for one in served],
@@ -66,10 +87,10 @@ def _batch(served: Sequence[ServedRequest]) -> pa.RecordBatch:
         "sampled": is_sampled,
         "model": [model if sampled else None for sampled in is_sampled],
         "bundle": [path if sampled else None for sampled in is_sampled],
-        "body": [None if one.sample is None else _body(one.features) for one in served],
+        "body": [_body(one.features) if sampled else None for one, sampled in zip(served, is_sampled, strict=True)],
     }
     arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
-    return pa.RecordBatch.from_arrays([*arrays, *_lists([one.sample for one in served], bundle, schema)], schema=schema)
+    return pa.RecordBatch.from_arrays([*arrays, *_lists(samples, bundle, schema)], schema=schema)
 
 
 def _lists(samples: Sequence[Sample | None], bundle: Bundle, schema: pa.Schema) -> list[pa.Array]:

@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from rankfall.serving.drawing import Draw
+import numpy as np
+
 from rankfall.serving.encoded_requests import EncodedRequests
 from rankfall.serving.request_encoder import RequestError
 from rankfall.serving.service import limits
@@ -23,6 +24,8 @@ from rankfall.serving.service.http_io import RETRY_AFTER, ApiError, deadline_exc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from rankfall.serving.rankings import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
@@ -50,7 +53,7 @@ class PendingCall:
         future: Receives the result.
         batch: The encoded requests.
         explain: Whether the result includes the traces of the stages.
-        draw: Which of the requests are sampled.
+        sampled: Which of the requests are sampled.
         work: A function to compute instead of a ranking; it is not batched.
         arrived: Time of the monotonic clock at which the call was queued.
     """
@@ -61,7 +64,7 @@ class PendingCall:
     future: asyncio.Future[CallResult]
     batch: EncodedRequests | None = None
     explain: bool = False
-    draw: Draw | None = None
+    sampled: NDArray[np.bool_] | None = None
     work: Callable[[], Any] | None = None
     arrived: float = field(default_factory=monotonic)
 
@@ -72,7 +75,7 @@ class PendingCall:
             and other.batch is not None
             and self.served is other.served
             and self.explain == other.explain
-            and (self.draw is None) == (other.draw is None)
+            and (self.sampled is None) == (other.sampled is None)
         )
 
 
@@ -286,10 +289,11 @@ class Batcher:
     ) -> dict[PendingCall, CallResult | Exception]:
         first = calls[0]
         joined = EncodedRequests.join([call.batch for call in calls if call.batch is not None])
-        draws = [call.draw for call in calls if call.draw is not None]
-        draw = Draw.join(draws) if draws else None
+        sampled = [call.sampled for call in calls if call.sampled is not None]
         try:
-            answers = first.served.bundle.run(joined, explain=first.explain, draw=draw)
+            answers = first.served.bundle.run(
+                joined, explain=first.explain, sampled=np.concatenate(sampled) if sampled else None
+            )
         except RequestError as error:
             raise _InvalidCallError(error, calls) from None
         self._on_batch(len(joined), answers.milliseconds)
@@ -308,7 +312,7 @@ class Batcher:
             if call.work is not None:
                 return CallResult(call.work(), {})
             assert call.batch is not None
-            answers = call.served.bundle.run(call.batch, explain=call.explain, draw=call.draw)
+            answers = call.served.bundle.run(call.batch, explain=call.explain, sampled=call.sampled)
             self._on_batch(call.count, answers.milliseconds)
             return _call_result(call, answers.rankings, answers.milliseconds, start)
         except RequestError as error:

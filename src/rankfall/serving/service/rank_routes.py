@@ -100,7 +100,7 @@ class RankRoutes:
             _future(),
             batch=call.batch,
             explain=call.explain,
-            draw=None if call.recorded is None else call.recorded.draw,
+            sampled=None if call.recorded is None else call.recorded.sampled,
         )
         result = await self._result(pending, request, call.has_one_request)
         if self._recording is not None and call.recorded is not None:

@@ -11,7 +11,7 @@ from rankfall.serving.recording.clock import Clock
 from rankfall.serving.recording.event_writer import EventWriter
 from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
 from rankfall.serving.recording.recorder import Recorder
-from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.recording.request_sampling import sample_requests
 from rankfall.serving.recording.sample_records import ServedRequest
 from rankfall.serving.recording.sinks import open_sink
 from rankfall.serving.service import limits
@@ -20,8 +20,10 @@ from rankfall.serving.service.http_io import invalid_field, invalid_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from rankfall.serving.bundle import Bundle
-    from rankfall.serving.drawing import Draw
     from rankfall.serving.rankings import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
     from rankfall.serving.service.service_metrics import ServiceMetrics
@@ -66,14 +68,16 @@ class RecordedCall:
         ids: Ids of the requests.
         features: The requests.
         times: Their times in milliseconds since 1970.
-        draw: Which of them are sampled.
+        sampled: Which of them are sampled.
+        seeds: A random number for each of them.
         size: Bytes of the body.
     """
 
     ids: list[str]
     features: list[dict[str, Any]]
     times: list[int]
-    draw: Draw
+    sampled: NDArray[np.bool_]
+    seeds: NDArray[np.uint64]
     size: int
 
 
@@ -102,6 +106,7 @@ class ServiceRecording:
             open_sink(self._target),
             count=metrics.record_samples,
             count_error=lambda: metrics.record_sink_error(SAMPLES),
+            counts=self._counts,
             max_requests=limits.SAMPLE_QUEUE,
             max_bytes=limits.SAMPLE_QUEUE_BYTES,
         )
@@ -171,17 +176,18 @@ class ServiceRecording:
         except BadValueError as error:
             raise invalid_field(f"requests[{error.position}].time: {error}") from None
         self.clock.advance(max(times))
-        return RecordedCall(ids, features, times, draw_for(ids, share=self._share, counts=self._counts), size)
+        return RecordedCall(ids, features, times, *sample_requests(ids, self._share), size)
 
     def record(self, call: RecordedCall, served: ServedBundle, rankings: Sequence[Ranking]) -> None:
         """Queue the records of an answered call; returns at once."""
         assert self._recorder is not None
+        columns = call.ids, call.times, call.features, rankings, call.seeds.tolist()
         size = call.size // len(rankings)
         received = self.clock.now()
         assert received is not None  # because the requests have times
         self._recorder.put(
             [
-                ServedRequest(request, time, received, served.model, served.bundle, features, ranking.sample, size)
-                for request, time, features, ranking in zip(call.ids, call.times, call.features, rankings, strict=True)
+                ServedRequest(request, time, received, served.model, served.bundle, features, ranking.trail, seed, size)
+                for request, time, features, ranking, seed in zip(*columns, strict=True)
             ]
         )

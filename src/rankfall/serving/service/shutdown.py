@@ -73,8 +73,8 @@ class ShutdownSignal:
 def _end_process_after(seconds: float) -> None:
     """Write the stacks of all threads to standard error and end the process, if it still runs after that time.
 
-    This needs no Python thread, so that it works while one of them does not let the others run. The service writes no
-    files that could be incomplete.
+    This needs no Python thread, so that it works while one of them does not let the others run. Open
+    segments of samples and events are completed by the next reader.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
 
