@@ -7,6 +7,11 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
+from rankfall.serving.recording.segments import SegmentWriter
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -123,6 +128,7 @@ COMMANDS = (
         whole=True,
         cheap=True,
     ),
+    Command("join", "join records --spec join.yaml --items goods.csv --out joined --parity 0 --close", out="joined"),
     Command("compare", "compare compare.yaml --out compared --jobs 1", ("prepare letor",), out="compared"),
     Command("tune", "tune tune.yaml --out search --trials 2 --jobs 1", ("prepare letor",), out="search"),
     Command(
@@ -144,6 +150,7 @@ def write_inputs(directory: Path) -> None:
     for name in "abc":
         (directory / f"{name}.txt").write_text(_letor(draw, 4))
     _write_shop(directory, draw)
+    _write_records(directory, draw)
     _write_movielens(directory / "ml", draw)
     _write_mq2007(directory / "mq", draw)
     training = {"epochs": 2, "batch": 8}
@@ -194,6 +201,46 @@ def _write_shop(directory: Path, draw: random.Random) -> None:
             stage = ("ranked", "shown")[rank < 4]
             lines.append(f"{request},{request % 5},{time},{item},{stage},{rank},{int(rank == 1)},{item * 1.5}")
     (directory / "shop.csv").write_text("\n".join(lines) + "\n")
+
+
+def _write_records(directory: Path, draw: random.Random) -> None:
+    """Write what a service records on two days, and the description of the log that is made of it."""
+    samples: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    for number in range(8):
+        time = 1_705_140_000_000 + number * 12_000_000
+        items = draw.sample(range(9), 4)
+        short = {
+            "request": f"r{number}",
+            "time": time,
+            "received": time + 5,
+            "sampled": True,
+            "model": "m",
+            "bundle": "b",
+        }
+        lists = {"item": items, "stage": [1, 1, 0, 0], "rank": [0, 1, 3, 2], "score": [0.5] * 4, "inclusion": [1.0] * 4}
+        samples.append({**short, **lists, "body": json.dumps({"user": {"user": number % 3}})})
+        event = {"id": "e", "request": f"r{number}", "item": str(items[0]), "kind": "click", "value": 1.0}
+        events.append({**event, "time": time + 9, "received": time + 10})
+    for kind, schema, records in ((SAMPLES, sample_schema(pa.int64()), samples), (EVENTS, EVENT_SCHEMA, events)):
+        writer = SegmentWriter(directory / "records" / kind)
+        writer.write(pa.RecordBatch.from_pylist(records, schema))
+        writer.close()
+    spec = {
+        "request": "request",
+        "item": "item",
+        "time": "time",
+        "stage": "stage",
+        "stages": [{"name": "dropped"}, {"name": "answered"}],
+        "relevant": "answered",
+        "feedback": ["click"],
+        "features": {
+            "user": {"user": {"kind": "categorical", "vocabulary": True}},
+            "item": {"price": {"kind": "dense", "standardise": True}},
+        },
+    }
+    (directory / "join.yaml").write_text(json.dumps(spec))
+    (directory / "goods.csv").write_text("item,price\n" + "".join(f"{item},{item}.5\n" for item in range(9)))
 
 
 def _write_movielens(directory: Path, draw: random.Random) -> None:

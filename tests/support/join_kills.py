@@ -81,4 +81,5 @@ def in_fork(records: Path, log: Path, older: Path, number: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*map(Path, sys.argv[1:4]), int(sys.argv[4]))))  # type: ignore[call-arg]
+    given = [Path(word) for word in sys.argv[1:4]]
+    sys.stdout.write(json.dumps(main(given[0], given[1], given[2], int(sys.argv[4]))))

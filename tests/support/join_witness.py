@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 ZONE = ZoneInfo("Europe/Berlin")
 SLACK = 5_000
-FIELDS = ("request", "time", "received", "sampled", "model", "bundle", "body", "item", "stage", "rank", "score")
-FIELDS += ("inclusion",)
+FIELDS = (
+    *("request", "time", "received", "sampled", "model", "bundle", "body"),
+    *("item", "stage", "rank", "score", "inclusion"),
+)
 
 
 @dataclass
@@ -73,7 +75,7 @@ def witness_join(traffic: Traffic, *, after: str, wait: int = 3_600_000) -> dict
 
 
 def _order(sample: Record) -> tuple[int, str]:
-    content = {name: sample.get(name) for name in FIELDS}
+    content: dict[str, Any] = {name: sample.get(name) for name in FIELDS}
     for name in ("score", "inclusion"):
         if content[name] is not None:
             content[name] = [float(np.float32(value)) for value in content[name]]

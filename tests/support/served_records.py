@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -14,11 +15,13 @@ from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
 from rankfall.serving.recording.segments import SegmentWriter
+from rankfall.serving.service.bundle_slots import model_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data import ImpressionLog
+    from rankfall.serving.bundle import Bundle
 
     Record = dict[str, Any]
 
@@ -95,7 +98,7 @@ def random_request(chance: random.Random, time: int) -> Record:
         {"item": past, "topic": [topic_of(item) for item in past]},
     ]
     return {
-        "time": pl.from_epoch(pl.Series([time]), "ms").dt.strftime("%Y-%m-%dT%H:%M:%S%.3f+00:00")[0],
+        "time": datetime.fromtimestamp(time / 1000, UTC).isoformat(timespec="milliseconds"),
         "user": {"user": f"u{chance.randrange(USERS)}", "age": chance.choice([None, 20, 30.5, 41])},
         "context": {"page": chance.randrange(5), "place": chance.choice(["Ulm", "Bonn", None])},
         "sequences": {"history": chance.choice(forms)},
@@ -213,6 +216,45 @@ def _plain(record: Record, *, text: bool) -> Record:
     return (
         {**record, "item": list(map(str, record["item"]))} if text and isinstance(record.get("item"), list) else record
     )
+
+
+def bundle_traffic(bundle: Bundle, times: list[int], seed: int = 0, *, drawn: int = 3) -> Traffic:
+    """Samples of what a bundle answers: all answered items, and some of those that each of its two stages dropped."""
+    chance = random.Random(seed)
+    model, (first, last) = model_name(bundle.manifest), bundle.names
+    traffic = Traffic()
+    for number, time in enumerate(times):
+        request = random_request(chance, time)
+        ranking = bundle.rank(request, k=5, explain=True)
+        assert ranking.stages is not None
+        kept = ranking.stages[0].ids[: ranking.stages[0].kept]
+        outranked = [one for one in kept if one not in ranking.ids]
+        missed = [one for one in range(ITEMS) if one not in kept]
+        second, whole = chance.sample(outranked, drawn), chance.sample(missed, drawn)
+        items = [*ranking.ids, *second, *whole]
+        scores = bundle.score(request, items)
+        order = ranking.stages[1].ids
+        traffic.samples.append(
+            {
+                "request": f"s{number}",
+                "time": time,
+                "received": time + 5,
+                "sampled": True,
+                "model": model,
+                "bundle": str(bundle.path),
+                "body": json.dumps(request, sort_keys=True),
+                "item": items,
+                "stage": [2] * len(ranking.ids) + [1] * drawn + [0] * drawn,
+                "rank": [*range(len(ranking.ids)), *map(order.index, second), *[-1] * drawn],
+                "score": [scores[first if place >= len(items) - drawn else last][place] for place in range(len(items))],
+                "inclusion": [1.0] * len(ranking.ids)
+                + [drawn / len(outranked)] * drawn
+                + [drawn / len(missed)] * drawn,
+            }
+        )
+    end = times[-1] + 2 * DAY
+    traffic.samples.append({"request": "end", "time": end, "received": end, "sampled": False})
+    return traffic
 
 
 # --- logs ---------------------------------------------------------------------------------------------------------

@@ -230,3 +230,86 @@ def test_valuable_items_are_kept_first(tmp_path: Path) -> None:
         of = [torch.isin(batch.item, torch.tensor(list(one), dtype=torch.int32)) & batch.mask for one in VALUES]
         ahead[name] = (scores[of[0]].mean() - scores[of[1]].mean()).item()
     assert ahead["weighted"] > ahead["plain"] + 0.3
+
+
+# --- inclusion ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> ImpressionLog:
+    """A log whose rows were drawn with probabilities, and of which a sample is drawn again."""
+    directory: Path = tmp_path_factory.mktemp("drawn")
+    chance = np.random.default_rng(1)
+    rows = [
+        {"request": request, "item": int(item), "at": 1_705_075_200_000 + request, "stage": "ab"[place < 3]}
+        | {"drawn": [None, 1.0, 0.5, 0.004][int(chance.integers(4))], "click": float(place == 0)}
+        for request in range(30)
+        for place, item in enumerate(chance.choice(40, 3 + request % 8, replace=False))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), directory / "rows.parquet")
+    spec = {
+        "request": "request",
+        "item": "item",
+        "time": {"column": "at", "unit": "ms"},
+        "stage": "stage",
+        "stages": [{"name": "a", "sample": 4}, {"name": "b"}],
+        "relevant": {"column": "click"},
+        "inclusion": "drawn",
+        "features": {"item": {"item": {"kind": "categorical", "num_buckets": 40}}},
+    }
+    return prepare_rows([directory / "rows.parquet"], directory / "log", validate_spec(spec))
+
+
+def test_inclusion_is_that_of_the_log_times_that_of_the_sample(drawn: ImpressionLog) -> None:
+    rows = pq.read_table(drawn.path.parent / "rows.parquet").to_pylist()
+    logged = {(row["request"], row["item"]): row for row in rows}
+    of_stage: dict[tuple[int, str], int] = {}
+    for row in rows:
+        of_stage[row["request"], row["stage"]] = of_stage.get((row["request"], row["stage"]), 0) + 1
+    sampled = 0
+    for impression in drawn.days["2024-01-12"].table().to_pylist():
+        for item, found in zip(impression["item"], impression["inclusion"], strict=True):
+            row = logged[impression["request"], item]
+            count = of_stage[row["request"], row["stage"]]
+            again = min(1, 4 / count) if row["stage"] == "a" else 1
+            sampled += again < 1
+            assert found == pytest.approx((row["drawn"] or 1.0) * again, rel=1e-6)
+    assert sampled
+
+
+def test_probabilities_outside_of_their_range_are_named(drawn: ImpressionLog, tmp_path: Path) -> None:
+    table = pq.read_table(drawn.path.parent / "rows.parquet")
+    for wrong in (0.0, 1.5, -0.5):
+        place = table.column_names.index("drawn")
+        pq.write_table(table.set_column(place, "drawn", pa.array([wrong] * len(table))), tmp_path / "rows.parquet")
+        with pytest.raises(ValueError, match=rf"column 'drawn': found {wrong}, expected a probability above 0"):
+            prepare_rows([tmp_path / "rows.parquet"], tmp_path / "log", drawn.spec)
+
+
+@pytest.mark.parametrize("options", [{}, {"negatives": 3}])
+def test_weights_of_draws_are_inverse_clipped_and_have_mean_one(drawn: ImpressionLog, options: dict[str, int]) -> None:
+    batch = batch_of(drawn, **options)
+    config = SimpleNamespace(weight=WeightConfig(of="inclusion", clip=50))
+    weights = item_weights(config, drawn)  # type: ignore[arg-type]
+    assert weights is not None
+    found = weights(batch)
+    assert batch.inclusion is not None
+    for row in range(len(batch)):
+        real = [place for place in range(batch.mask.shape[1]) if batch.mask[row, place]]
+        inverse = [min(1 / float(batch.inclusion[row, place]), 50.0) for place in real]
+        mean = sum(inverse) / len(inverse)
+        for place in range(batch.mask.shape[1]):
+            expected = inverse[real.index(place)] / mean if place in real else 0.0
+            assert float(found[row, place]) == pytest.approx(expected, rel=1e-5)
+    text = weights.describe(drawn, list(drawn.days))
+    assert str(text).startswith("weight: 2")  # about a quarter of the items have a probability of 0.004
+    assert "below 0.02" in str(text)
+
+
+def test_weights_of_draws_need_probabilities(log: Path, drawn: ImpressionLog) -> None:
+    of_draws = validate_cascade(content(log, weight="inclusion"))
+    with pytest.raises(ConfigError, match="has no probabilities of draws; prepare it with 'inclusion: COLUMN'"):
+        item_weights(of_draws, ImpressionLog.load(log))
+    config = SimpleNamespace(weight=WeightConfig(of="inclusion", scale=2.0))
+    with pytest.raises(ConfigError, match="found base 1, scale 2 and clip 100 with inclusion"):
+        item_weights(config, drawn)  # type: ignore[arg-type]

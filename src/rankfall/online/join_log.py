@@ -26,6 +26,7 @@ import pyarrow.parquet as pa_parquet
 from rankfall._disk import open_new
 from rankfall._files import about_file, scratch_directory
 from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
 from rankfall.data.sources.rows.log_state import StoredState
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
@@ -217,7 +218,7 @@ class Joiner:
         joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
         counts = MatchCounts()
         for part in spool:
-            matched = match_records(part, day, earlier)
+            matched = match_records(part, day, limit, earlier)
             counts += matched.counts
             parity.check_scores(matched.samples)
             written.add(matched, rows.write(matched))
@@ -248,10 +249,13 @@ class Joiner:
             "inspect": parity.inspect,
             "on_progress": lambda step, done, total: self._on_progress(f"{report.day}: {step}", done, total),
         }
-        if is_log(self._log):
-            append_rows(sources, self._log, **options)
-        else:
-            prepare_rows(sources, self._log, self._spec, **options)
+        try:
+            if is_log(self._log):
+                append_rows(sources, self._log, **options)
+            else:
+                prepare_rows(sources, self._log, self._spec, **options)
+        except ValueError as error:
+            raise (parity.failure or ValueError(without_hint(error))) from None
 
 
 @dataclass

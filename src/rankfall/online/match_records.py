@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SAMPLED = "sampled"
 _EVENT_ORDER = ("request", "id", "received", "item", "kind", "value", "time")
+GRACE = 600_000  # milliseconds by which the record of a request may be written after one of its events
 REASON = "reason"  # column of events that are kept apart
 NEVER_SERVED, NOT_IN_SAMPLE = "request", "item"
 
@@ -49,7 +50,7 @@ class MatchedPart:
         samples: The sampled requests of the day, in the order of their hashes.
         events: The events of these requests, each once, in a fixed order.
         later_samples: Requests of later days.
-        later_events: Events of these requests, if they were sampled.
+        later_events: Events of these requests, if they were sampled, and those whose requests may follow.
         unknown: Events of requests that were never served, each once.
         served: `HASH`, `DAY` and ``sampled`` of the requests that were received in this window.
         counts: Numbers of all of these.
@@ -64,7 +65,7 @@ class MatchedPart:
     counts: MatchCounts
 
 
-def match_records(part: Part, day: int, earlier: ServedRequests) -> MatchedPart:
+def match_records(part: Part, day: int, limit: int, earlier: ServedRequests) -> MatchedPart:
     """Decide on the records of a part.
 
     Of several records with the id of one request, the first counts: the one that was received first, and of those the
@@ -73,6 +74,7 @@ def match_records(part: Part, day: int, earlier: ServedRequests) -> MatchedPart:
     Args:
         part: The records.
         day: The day that is closed.
+        limit: Its limit. What was received shortly before it may belong to a request that is recorded later.
         earlier: The requests of earlier windows.
     """
     counts = MatchCounts()
@@ -81,7 +83,8 @@ def match_records(part: Part, day: int, earlier: ServedRequests) -> MatchedPart:
     counts.requests, counts.sampled = len(of_day), int(of_day[_SAMPLED].sum())
     counts.late_requests.update(dict(requests.filter(pl.col(DAY) < day)[DAY].value_counts().rows()))
     events = _with_requests(part.events, requests, earlier)
-    unknown = events.filter(pl.col(DAY).is_null())
+    is_settled = pl.col("received").to_physical() <= limit - GRACE
+    unknown, unsettled = (events.filter(pl.col(DAY).is_null() & settled) for settled in (is_settled, ~is_settled))
     counts.unsampled_events = len(events.filter(~pl.col(_SAMPLED)))
     sampled = events.filter(_SAMPLED)
     counts.late_events.update(dict(sampled.filter(pl.col(DAY) < day)[DAY].value_counts().rows()))
@@ -92,7 +95,7 @@ def match_records(part: Part, day: int, earlier: ServedRequests) -> MatchedPart:
         samples=of_day.filter(_SAMPLED),
         events=distinct,
         later_samples=requests.filter(pl.col(DAY) > day),
-        later_events=sampled.filter(pl.col(DAY) > day),
+        later_events=pl.concat([sampled.filter(pl.col(DAY) > day), unsettled]),
         unknown=_first_of_each_event(unknown),
         served=requests.filter(~pl.col(CARRIED)).select(HASH, DAY, _SAMPLED),
         counts=counts,

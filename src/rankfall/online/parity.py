@@ -58,6 +58,7 @@ class ParityCheck:
         self._is_new = is_new
         self._chosen: dict[str, tuple[str, str, str]] = {}  # model, bundle and body by request
         self.not_compared: set[str] = set()
+        self.failure: ParityError | None = None  # that :meth:`inspect` has raised
 
     @property
     def checked(self) -> int:
@@ -102,7 +103,11 @@ class ParityCheck:
                 names = [requests[place] for place in part]
                 bundle = self._finder.find(model, self._chosen[names[0]][1])
                 comparison = _Comparison(bundle, state, names, self._is_new, self.not_compared)
-                comparison.compare(impressions.take(part), [parse_json(self._chosen[name][2]) for name in names])
+                try:
+                    comparison.compare(impressions.take(part), [parse_json(self._chosen[name][2]) for name in names])
+                except ParityError as error:
+                    self.failure = error
+                    raise
 
 
 def _compare_scores(bundle: Bundle, record: Mapping[str, Any], scores: Mapping[str, Sequence[float]]) -> None:

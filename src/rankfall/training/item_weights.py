@@ -1,4 +1,4 @@
-"""Weights of items in the objective, from the relevance, a feedback column or a number of the item."""
+"""Weights of items in the objective, from the relevance, feedback, a number of the item, or how it was drawn."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.spec import Dense
 from rankfall.data.inspect.impression_blocks import flat
+from rankfall.training.inclusion_weights import INCLUSION, InclusionWeights
 from rankfall.training.propensity_weights import PropensityWeights
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class ItemWeights:
             return
         numbers = _numbers(log)
         if config.of not in numbers:
-            allowed = [RELEVANCE, *log.spec.feedback, *numbers]
+            allowed = [RELEVANCE, INCLUSION, *log.spec.feedback, *numbers]
             raise ConfigError(
                 f"weight: found {config.of!r}{did_you_mean(config.of, allowed)}; this log allows relevance, feedback "
                 f"({', '.join(log.spec.feedback) or 'it has none'}) and item features that are single numbers "
@@ -95,7 +96,10 @@ class ItemWeights:
         return numbers.sign() * numbers.abs().expm1() if self._feature.log1p else numbers
 
 
-def item_weights(config: CascadeConfig, log: ImpressionLog) -> ItemWeights | PropensityWeights | None:
+Weights = ItemWeights | PropensityWeights | InclusionWeights
+
+
+def item_weights(config: CascadeConfig, log: ImpressionLog) -> Weights | None:
     """Return the item weights of a configuration, or None if it has none.
 
     Raises:
@@ -103,7 +107,10 @@ def item_weights(config: CascadeConfig, log: ImpressionLog) -> ItemWeights | Pro
     """
     if config.weight is None:
         return None
-    return (ItemWeights if config.weight.examination is None else PropensityWeights)(config.weight, log)
+    if config.weight.examination is not None:
+        return PropensityWeights(config.weight, log)
+    is_other = config.weight.of in (*log.spec.feedback, *_numbers(log))
+    return (InclusionWeights if config.weight.of == INCLUSION and not is_other else ItemWeights)(config.weight, log)
 
 
 def _numbers(log: ImpressionLog) -> dict[str, Dense]:

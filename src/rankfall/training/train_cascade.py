@@ -57,10 +57,9 @@ if TYPE_CHECKING:
     from rankfall.training.build_cascade import BuiltObjective
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
-    from rankfall.training.item_weights import ItemWeights
+    from rankfall.training.item_weights import Weights
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.propensity_weights import PropensityWeights
     from rankfall.training.run_directory import TrainResult
 
 REQUESTS_SHOWN = 5
@@ -158,7 +157,7 @@ class _Network(nn.Module):
         objective: Objective,
         *,
         classifies: bool,
-        weights: ItemWeights | PropensityWeights | None,
+        weights: Weights | None,
         placement: Placement = CPU,
     ) -> None:
         super().__init__()

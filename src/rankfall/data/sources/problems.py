@@ -203,10 +203,18 @@ class TooManyBadError(ValueError):
         self.check = check
 
 
+_HINT = "\nThe option --check lists every problem of the "
+
+
 @contextmanager
 def pointing_to_check(what: str) -> Iterator[None]:
     """Add to errors of raw data how to find all of them; `what` has them."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}\nThe option --check lists every problem of the {what} at once") from None
+        raise ValueError(f"{error}{_HINT}{what} at once") from None
+
+
+def without_hint(error: ValueError) -> str:
+    """Return the message of an error without what :func:`pointing_to_check` added, for commands without the option."""
+    return str(error).partition(_HINT)[0]

@@ -222,10 +222,14 @@ StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
 class WeightConfig(Section):
     """Weights of items in the objective: base + scale * value, at least 0 and at most clip.
 
-    With `examination`, clicked items have the weight 1 / examination of their position instead, all others 1.
+    With `examination`, clicked items have the weight 1 / examination of their position instead, all others 1. With
+    ``of: inclusion``, items have the weight 1 / the probability of their draw, divided by the mean of the list.
     """
 
-    of: str = Field(description="relevance, a feedback column, or an item feature that is a single number.")
+    of: str = Field(
+        description="relevance, a feedback column, an item feature that is a single number, or inclusion: the "
+        "probability with which an item was drawn for the log."
+    )
     examination: str | None = Field(
         default=None,
         description="File of 'rankfall examination': weight items with the feedback `of` by inverse propensities.",
