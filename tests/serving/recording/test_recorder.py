@@ -41,7 +41,8 @@ def served(name: str, place: int = 0, *, path: Path | None = None, share: float 
     request = requests()[place]
     flags, seeds = sample_requests([name], share)
     (ranking,) = bundle.run(bundle.encode([request]), sampled=flags).rankings
-    return ServedRequest(name, 1_705_300_000_000, 1_705_300_001_234, "model", bundle, request, ranking.trail, int(seeds[0]), size)
+    times = 1_705_300_000_000, 1_705_300_001_234
+    return ServedRequest(name, *times, "model", bundle, request, ranking.trail, int(seeds[0]), size)
 
 
 class GatedSink(FileSink):

@@ -56,17 +56,9 @@ def test_records_under_load_equal_the_answers(
 
 def _check_planted_errors(directory: Path) -> None:
     """Wrong expectations are found in the records of the run."""
-    recorded: dict[str, list[dict[str, Any]]] = {
-        kind: [
-            row
-            for one in segments(directory / "records" / kind)
-            for batch in one.batches()
-            for row in batch.to_pylist()
-        ]
-        for kind in ("samples", "events")
-    }
-    answered = [row["request"] for row in recorded["samples"]]
-    events = [row["id"] for row in recorded["events"]]
+    samples = rows(directory / "records" / "samples")
+    answered = [row["request"] for row in samples]
+    events = [row["id"] for row in rows(directory / "records" / "events")]
     load = CheckedLoad([platform_bundle()], directory, on_step=lambda step, done, total: None)
     found = check_records(directory / "records", load, answered, events)
     assert (found.samples, found.events) == (len(answered), len(events))

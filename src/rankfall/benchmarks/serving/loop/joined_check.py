@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from rankfall.benchmarks.serving.answer_check import AnswerChecker, model_name, wrong_unexpected_items
 from rankfall.benchmarks.serving.loop.small_world import KINDS, STAGES
 from rankfall.serving import Bundle
-from rankfall.serving.recording.request_sampling import draw_for
+from rankfall.serving.drawing import draw_samples
+from rankfall.serving.recording.request_sampling import sample_requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rankfall.benchmarks.serving.loop.client_ledger import Asked, Event, Ledger
+    from rankfall.serving.drawing import Sample
     from rankfall.serving.rankings import Ranking
 
 LOST_SECONDS = 2.0  # a sample is lost only if its service was killed so soon after the answer
@@ -148,13 +150,15 @@ def _expected(
         asked = [one for one in answered if one.model == model or one.attempts > 1]
         for start in range(0, len(asked), _BATCH):
             part = asked[start : start + _BATCH]
-            draw = draw_for([one.request for one in part], share=share, counts=counts)
-            rankings = bundle.run(bundle.encode([one.body for one in part]), draw=draw).rankings
+            sampled, seeds = sample_requests([one.request for one in part], share)
+            rankings = bundle.run(bundle.encode([one.body for one in part]), sampled=sampled).rankings
             own = [(one, ranking) for one, ranking in zip(part, rankings, strict=True) if one.model == model]
             verdicts.update(_verdicts(model, bundle, own, found))
-            for one, ranking in zip(part, rankings, strict=True):
-                if ranking.sample is not None:
-                    expected.setdefault(one.request, {})[model] = _sample(bundle, ranking)
+            trails = {one.request: ranking.trail for one, ranking in zip(part, rankings, strict=True) if ranking.trail}
+            samples = draw_samples(list(trails.values()), seeds[sampled], counts)
+            for request, sample in zip(trails, samples, strict=True):
+                assert sample is not None  # scores are finite
+                expected.setdefault(request, {})[model] = _sample(bundle, sample)
     found.verdicts = dict(verdicts)
     return expected
 
@@ -175,16 +179,17 @@ def _verdicts(model: str, bundle: Bundle, answers: Sequence[tuple[Asked, Ranking
     yield from verdicts.elements()
 
 
-def _sample(bundle: Bundle, ranking: Ranking) -> _Expected:
-    sample = ranking.sample
-    assert sample is not None
-    drawn: dict[int, tuple[int, float]] = {}
+def _sample(bundle: Bundle, sample: Sample) -> _Expected:
     real = sample.rows >= 0
     ids = bundle.items.id_array(sample.rows[real]).to_pylist()
-    for item, stage, inclusion in zip(ids, sample.stages[real].tolist(), sample.inclusion[real].tolist(), strict=True):
-        if stage < len(STAGES) - 1:
+    columns = sample.stages[real].tolist(), sample.ranks[real].tolist(), sample.inclusion[real].tolist()
+    answered, drawn = {}, {}
+    for item, stage, rank, inclusion in zip(ids, *columns, strict=True):
+        if stage == len(STAGES) - 1:
+            answered[rank] = item
+        else:
             drawn[item] = stage, inclusion
-    return _Expected([int(item) for item in ranking.ids], drawn)
+    return _Expected([answered[rank] for rank in sorted(answered)], drawn)
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
