@@ -28,19 +28,24 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("bench serve")
 
 
+@pytest.fixture(scope="module")
+def bundle() -> Path:
+    return platform_bundle()
+
+
 def rows(directory: Path) -> list[dict[str, Any]]:
     return [row for one in segments(directory) for batch in one.batches() for row in batch.to_pylist()]
 
 
 @pytest.mark.service
 def test_records_under_load_equal_the_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(checked_load, "POOL", 8)
     monkeypatch.setattr(loop_bench, "SENT", 0.0)  # whatever else the machine does
     monkeypatch.setattr(loop_bench, "Settings", partial(loop_bench.Settings, finding=0.5))
     options = "--minutes", "0.02", "--window", "1.2", "--rate", "0.1", "--events", "0.5"
-    assert run("bench", "loop", platform_bundle(), *options, "--samples", tmp_path / "records", "--json") == 0
+    assert run("bench", "loop", bundle, *options, "--samples", tmp_path / "records", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == []
     off, samples, events = found["measured"]
@@ -51,15 +56,15 @@ def test_records_under_load_equal_the_answers(
     assert records["samples"] >= samples["requests"]["answered"] + events["requests"]["answered"]  # and the warm-up
     assert found["counters"]["samples written"] == records["samples"]
     assert found["counters"]["events written"] == records["events"] == found["events_acknowledged"] > 0
-    _check_planted_errors(tmp_path)
+    _check_planted_errors(bundle, tmp_path)
 
 
-def _check_planted_errors(directory: Path) -> None:
+def _check_planted_errors(bundle: Path, directory: Path) -> None:
     """Wrong expectations are found in the records of the run."""
     samples = rows(directory / "records" / "samples")
     answered = [row["request"] for row in samples]
     events = [row["id"] for row in rows(directory / "records" / "events")]
-    load = CheckedLoad([platform_bundle()], directory, on_step=lambda step, done, total: None)
+    load = CheckedLoad([bundle], directory, on_step=lambda step, done, total: None)
     found = check_records(directory / "records", load, answered, events)
     assert (found.samples, found.events) == (len(answered), len(events))
     assert found.missing == found.unanswered == found.lost_events == found.repeated == found.wrong == 0

@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ OFF, SAMPLES, EVENTS = KINDS = ("off", "samples", "samples and events")
 _SHORT = 0.25  # duration of the windows without events, compared with those with events
 _WARM_UP = 0.1  # additional share of a window, not measured
 _QUOTED = 5
+_SETTLING = 0.5  # seconds in which the service writes what it has answered
 _COUNTER = re.compile(r'^(rankfall_(?:samples|events|sink_errors)_total)\{\w+="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -157,10 +159,14 @@ class _Plan:
 
 
 def _counters(service: Service) -> dict[str, float]:
-    """Return the counters of records by metric and label, such as ``samples dropped``."""
-    _, text = service.call("GET", "/metrics")
+    """Return the counters of records by metric and label, such as ``samples dropped``, when all records are written."""
     names = {"rankfall_samples_total": "samples", "rankfall_events_total": "events"}
-    return {f"{names.get(name, 'errors of')} {label}": float(value) for name, label, value in _COUNTER.findall(text)}
+    before, found = None, list[tuple[str, str, str]]()
+    while found != before:
+        if before is not None:
+            time.sleep(_SETTLING)
+        before, found = found, _COUNTER.findall(service.call("GET", "/metrics")[1])
+    return {f"{names.get(name, 'errors of')} {label}": float(value) for name, label, value in found}
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
