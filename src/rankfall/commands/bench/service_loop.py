@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -101,13 +100,10 @@ def loop(
 
 
 def _kill(kills: int) -> KillReport:
-    from rankfall.benchmarks.serving.loop.kill_trial import KillSettings, KillTrial
-    from rankfall.benchmarks.serving.loop.small_world import make_world
+    from rankfall.benchmarks.serving.loop.kill_trial import KillSettings, run_kills
 
-    with tempfile.TemporaryDirectory() as scratch, _steps() as on_step:
-        on_step("preparing a log", 0, None)
-        world = make_world(Path(scratch), past_requests=300)
-        return KillTrial(world, KillSettings(kills=kills), on_step=on_step).run()
+    with _steps() as on_step:
+        return run_kills(KillSettings(kills=kills), on_step=on_step)
 
 
 @contextmanager

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankfall.benchmarks.serving.loop.client_ledger import Ledger, LedgerClients
 from rankfall.benchmarks.serving.loop.joined_check import Comparison, compare_log
 from rankfall.benchmarks.serving.loop.loop_processes import LoopProcess
+from rankfall.benchmarks.serving.loop.small_world import make_world
 from rankfall.benchmarks.serving.service_process import call_service, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from rankfall.benchmarks.serving.bench_bundles import OnStep
     from rankfall.benchmarks.serving.loop.small_world import World
@@ -32,6 +34,7 @@ READY_SECONDS = 300.0
 BUSY_SECONDS = 60.0  # to wait for work before a kill
 LOST_PER_KILL = 0.5  # seconds of requests that a kill of the service may lose on average
 _KEPT_BUNDLES = 1000
+_PAST_REQUESTS = 300  # of each past day
 _WAIT = "6h"  # of simulated time
 
 
@@ -70,6 +73,14 @@ class KillReport:
     repeated_calls: int = 0
     load_average: float = 0.0
     problems: list[str] = field(default_factory=list)
+
+
+def run_kills(settings: KillSettings, *, on_step: OnStep) -> KillReport:
+    """Run a trial in a temporary directory; see :class:`KillTrial`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        on_step("preparing a log", 0, None)
+        world = make_world(Path(scratch), past_requests=_PAST_REQUESTS)
+        return KillTrial(world, settings, on_step=on_step).run()
 
 
 class KillTrial:
