@@ -16,7 +16,6 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall import _disk
 from rankfall.serving.drawing import draw_samples
-from rankfall.serving.recording.clock import Clock
 from rankfall.serving.recording.record_segments import segments
 from rankfall.serving.recording.recorder import Recorder
 from rankfall.serving.recording.request_sampling import sample_requests
@@ -42,7 +41,8 @@ def served(name: str, place: int = 0, *, path: Path | None = None, share: float 
     request = requests()[place]
     flags, seeds = sample_requests([name], share)
     (ranking,) = bundle.run(bundle.encode([request]), sampled=flags).rankings
-    return ServedRequest(name, 1_705_300_000_000, "model", bundle, request, ranking.trail, int(seeds[0]), size)
+    times = 1_705_300_000_000, 1_705_300_001_234
+    return ServedRequest(name, *times, "model", bundle, request, ranking.trail, int(seeds[0]), size)
 
 
 class GatedSink(FileSink):
@@ -66,7 +66,6 @@ class Counts(dict[str, int]):
 def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_bytes: int = 10**6) -> Recorder:
     return Recorder(
         sink,
-        Clock(),
         count=counts.add,
         count_error=lambda: counts.add("errors", 1),
         counts=COUNTS,
@@ -77,7 +76,7 @@ def recorder(sink: FileSink, counts: Counts, *, max_requests: int = 100, max_byt
 
 def test_records_have_what_the_sample_has() -> None:
     given = [served("a"), served("b", share=0.0), served("c", 1)]
-    (batch,) = sample_batches(given, COUNTS, 1_705_300_001_234)
+    (batch,) = sample_batches(given, COUNTS)
     bundle = given[0].bundle
     for one, row in zip(given, batch.to_pylist(), strict=True):
         assert row["request"] == one.request
@@ -102,9 +101,9 @@ def test_records_have_what_the_sample_has() -> None:
 
 def test_bundles_have_batches_of_their_own() -> None:
     given = [served("a"), served("b"), served("c", path=ranking_bundle()), served("d")]
-    found = [batch["request"].to_pylist() for batch in sample_batches(given, COUNTS, 0)]
+    found = [batch["request"].to_pylist() for batch in sample_batches(given, COUNTS)]
     assert found == [["a", "b"], ["c"], ["d"]]
-    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given, COUNTS, 0)]
+    stages = [set(batch["stage"][0].as_py()) for batch in sample_batches(given, COUNTS)]
     assert stages == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
 
 
@@ -166,7 +165,7 @@ def test_unexpected_error_does_not_end_the_thread(tmp_path: Path, caplog: pytest
     writer = recorder(sink, counts)
     writer.start()
     broken: Any = served("a")
-    writer.put([ServedRequest("a", 0, "model", broken.bundle, {"time": object()}, broken.trail, 1, 1)])
+    writer.put([ServedRequest("a", 0, 0, "model", broken.bundle, {"time": object()}, broken.trail, 1, 1)])
     eventually(lambda: counts.get("dropped") == 1)
     writer.put([served("b")])
     writer.stop(60)

@@ -229,6 +229,19 @@ def test_clock_of_requests(tmp_path: Path) -> None:
     assert [(events[0]["time"] - row["time"]).total_seconds() for row in events] == [0, 1800]
 
 
+def test_sample_is_received_before_the_events_of_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the limit of a day separates an event from a sample that is written later, and the event is lost."""
+    monkeypatch.setattr("rankfall.serving.recording.recorder._SECONDS", 60.0)  # written when the service ends
+    hours = [f"2024-01-20T0{hour}:00:00+00:00" for hour in range(3)]
+    with running(platform_bundle(), samples=str(tmp_path), clock="requests") as service, service.client() as client:
+        for hour in hours:
+            assert client.post("/rank", {**requests()[0], "time": hour, "request": hour}).code == 200
+            assert client.post("/events", {"events": [{**CLICK, "request": hour}]}).code == 200
+    samples = {row["request"]: row["received"] for row in records(tmp_path / "samples")}
+    events = {row["request"]: row["received"] for row in records(tmp_path / "events")}
+    assert samples == events == {hour: datetime.fromisoformat(hour) for hour in hours}
+
+
 def test_workers_write_segments_of_their_own(tmp_path: Path) -> None:
     with Program(platform_bundle(), "--samples", tmp_path, "--workers", "2") as program:
 

@@ -346,7 +346,7 @@ def _report(path: Path, settings: Settings, largest: float, plan: _Plan, monitor
         attacked=attacked,
         p99_ratio=attacked.p99 / quiet.p99 if attacked else None,
         windows=plan.windows,
-        memory=_memory(monitor.samples),
+        memory=memory_of(monitor.samples),
         attacks=_rows(attacks),
         attacker_cpu=attacks.cpu_seconds / attacks.seconds if attacks.seconds else 0.0,
         log_bytes=len(log),
@@ -384,7 +384,8 @@ def _problems(report: Report) -> list[str]:
     return [text for text, is_one in found.items() if is_one]
 
 
-def _memory(samples: Sequence[tuple[float, float, float]]) -> Memory | None:
+def memory_of(samples: Sequence[tuple[float, float, float]]) -> Memory | None:
+    """Return the first, the largest and the last of the samples of a monitor; None without any."""
     if not samples:
         return None
     _, whole, without = zip(*samples, strict=True)

@@ -32,13 +32,15 @@ class CheckedLoad:
     Attributes:
         models: Paths of the bundles by the name of their model.
         bodies: File with the requests.
+        requests: The requests.
+        expected: File with the expected answers, see AnswerChecker.
     """
 
     def __init__(self, paths: Sequence[Path], directory: Path, *, on_step: OnStep) -> None:
-        self.bodies, self._expected = directory / "bodies.jsonl", directory / "expected.json"
+        self.bodies, self.expected = directory / "bodies.jsonl", directory / "expected.json"
         bundles = [Bundle.load(path) for path in paths]
-        self._requests = requests_like_examples(bundles[0], POOL)
-        write_bodies(self.bodies, self._requests)
+        self.requests = requests_like_examples(bundles[0], POOL)
+        write_bodies(self.bodies, self.requests)
         expected: dict[str, Any] = {}
         done = 0
 
@@ -50,13 +52,13 @@ class CheckedLoad:
             name = model_name(bundle.manifest)
             if name in expected:
                 raise ValueError(f"bundle: {bundle.path} is the same as {paths[0]}, expected two different bundles")
-            expected[name] = expected_answers(bundle, self._requests, on_requests)
-        self._expected.write_text(json.dumps(expected))
+            expected[name] = expected_answers(bundle, self.requests, on_requests)
+        self.expected.write_text(json.dumps(expected))
         self.models = dict(zip(expected, paths, strict=True))
 
     def job(self, port: int, seconds: float, **how: Any) -> Job:
         """Return a job that sends the requests to a service and checks the answers."""
-        return Job(port, str(self.bodies), seconds, expected=str(self._expected), **how)
+        return Job(port, str(self.bodies), seconds, expected=str(self.expected), **how)
 
     def largest_rate(self, port: int, seconds: float) -> float:
         """Return the answers per second of a closed loop; they are checked as they are under load."""
@@ -70,7 +72,7 @@ class CheckedLoad:
         if not outcome.unexpected:
             return
         bundles = {name: Bundle.load(path) for name, path in self.models.items()}
-        for why in wrong_unexpected_items(bundles, self._requests, outcome.unexpected):
+        for why in wrong_unexpected_items(bundles, self.requests, outcome.unexpected):
             outcome.verdicts["tied"] -= 1
             outcome.verdicts["wrong"] = outcome.verdicts.get("wrong", 0) + 1
             outcome.quote(f"wrong, {why}")

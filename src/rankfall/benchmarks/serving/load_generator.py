@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rankfall.benchmarks.serving.answer_check import AnswerChecker
+from rankfall.benchmarks.serving.event_posts import EventPosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -54,12 +55,13 @@ class Job:
     warm_up: float = 0.0  # seconds before the measurement
     patience: float = 30.0  # seconds to wait for the last responses
     expected: str | None = None  # file with the answers of each model, see AnswerChecker
+    events: float | None = None  # share of answers whose clients report an event; None: ids are not noted either
     seed: int = 0
 
 
 @dataclass
 class Outcome:
-    """The result of a job. Times are in milliseconds; only `asked` includes the warm-up."""
+    """The result of a job. Times are in milliseconds; `asked` and what concerns events include the warm-up."""
 
     seconds: float = 0.0
     asked: int = 0
@@ -74,6 +76,10 @@ class Outcome:
     verdicts: dict[str, int] = field(default_factory=dict)
     unexpected: list[UnexpectedItems] = field(default_factory=list)  # see AnswerChecker
     quoted: list[str] = field(default_factory=list)  # some wrong answers and errors
+    answered: list[str] = field(default_factory=list)  # ids of requests, if events are reported
+    events: list[str] = field(default_factory=list)  # ids of acknowledged events
+    event_ms: list[float] = field(default_factory=list)  # until they were acknowledged
+    events_refused: dict[str, int] = field(default_factory=dict)  # by status code
 
     def add(self, due: float, reached: float, end: float, code: int) -> None:
         """Record a request of the measurement."""
@@ -152,7 +158,7 @@ def write_bodies(path: Path, bodies: list[Any]) -> None:
 # --- in the process -----------------------------------------------------------------------------------------------
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """HTTP/1.1, one request at a time."""
 
     def __init__(self) -> None:
@@ -217,15 +223,16 @@ class _Work:
         self._places = count()
         self.counted = self.ends = 0.0  # end of the warm-up, and of the measurement
         self.waiting = 0  # outstanding responses
-        self._connections: list[_Connection] = []
+        self._connections: list[Connection] = []
         self._verdicts: Counter[str] = Counter()
+        self._posts = None if job.events is None else EventPosts(self.connect, self.outcome, job.events, job.seed)
 
-    async def connect(self) -> _Connection:
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, "127.0.0.1", self.job.port)
+    async def connect(self) -> Connection:
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", self.job.port)
         self._connections.append(connection)
         return connection
 
-    def ask(self, connection: _Connection, due: float, reached: float, then: Callable[[], None]) -> None:
+    def ask(self, connection: Connection, due: float, reached: float, then: Callable[[], None]) -> None:
         """Send the next request, see `Outcome.add`; `then` is called before its response is checked."""
         place = next(self._places) % len(self.requests)
         self.outcome.asked += 1
@@ -237,17 +244,20 @@ class _Work:
             self.waiting -= 1
             then()
             self.outcome.in_time += code == 200 and self.counted <= end < self.ends
+            answer = orjson.loads(body) if code == 200 else None
+            if self._posts is not None and answer is not None:
+                self.outcome.answered.append(answer["request"])
+                self._posts.react(answer)
             if due >= self.counted:
-                self._note(place, (due, reached, end), code, body)
+                self._note(place, (due, reached, end), code, body, answer)
 
         connection.ask(self.requests[place], done)
 
-    def _note(self, place: int, times: tuple[float, float, float], code: int, body: bytes) -> None:
+    def _note(self, place: int, times: tuple[float, float, float], code: int, body: bytes, answer: Any) -> None:
         self.outcome.add(*times, code)
-        if code != 200:
+        if answer is None:
             self.outcome.quote(f"{code}: {body.decode(errors='replace')}")
             return
-        answer = orjson.loads(body)
         self.outcome.read(answer)
         if self.checker is not None:
             verdict, why = self.checker(place, answer)
@@ -270,10 +280,15 @@ class _Work:
         self.ends = self.counted + self.job.seconds
         return begin
 
+    @property
+    def _reports(self) -> int:
+        """Number of events that are not acknowledged yet."""
+        return 0 if self._posts is None else self._posts.waiting
+
     async def finish(self, queue: Collection[Any] = ()) -> Outcome:
         """Wait for outstanding responses and queued requests, and return the outcome."""
         gives_up = time.perf_counter() + self.job.patience
-        while (self.waiting or queue) and time.perf_counter() < gives_up:
+        while (self.waiting or queue or self._reports) and time.perf_counter() < gives_up:
             await asyncio.sleep(0.01)
         self.outcome.unsent = len(queue)
         for connection in self._connections:
@@ -291,7 +306,7 @@ async def _closed_loop(work: _Work) -> Outcome:
     connections = [await work.connect() for _ in range(work.job.clients)]
     work.start()
 
-    def again(connection: _Connection) -> None:
+    def again(connection: Connection) -> None:
         now = time.perf_counter()
         if now < work.ends and not connection.closed:
             work.ask(connection, now, now, lambda: again(connection))
@@ -315,7 +330,7 @@ class _OpenLoop:
     def __init__(self, work: _Work, rate: float) -> None:
         self._work = work
         self._intervals = intervals(rate, even=work.job.even, seed=work.job.seed)
-        self._free: list[_Connection] = []
+        self._free: list[Connection] = []
         self._open = 0
         self._queue: deque[tuple[float, float]] = deque()  # requests without a connection: times due and reached
         self._opening: set[asyncio.Task[None]] = set()
@@ -361,10 +376,10 @@ class _OpenLoop:
             return
         self._release(connection)
 
-    def _ask(self, connection: _Connection, due: float, reached: float) -> None:
+    def _ask(self, connection: Connection, due: float, reached: float) -> None:
         self._work.ask(connection, due, reached, lambda: self._release(connection))
 
-    def _release(self, connection: _Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         if connection.closed:
             self._open -= 1
             if self._queue:  # a request waits for a connection

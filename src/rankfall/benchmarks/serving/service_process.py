@@ -36,16 +36,7 @@ class Service:
 
     def call(self, method: str, path: str, body: Any = None, *, timeout: float = 60.0) -> tuple[int, Any]:
         """Send a request with the token; return the status code and the content of the response."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        finally:
-            connection.close()
-        is_json = (answer.getheader("content-type") or "").startswith("application/json")
-        return answer.status, json.loads(content) if is_json else content.decode()
+        return call_service(self.port, method, path, body, token=self.token, timeout=timeout)
 
     @property
     def ended(self) -> bool:
@@ -104,6 +95,22 @@ class Service:
         return found
 
 
+def call_service(
+    port: int, method: str, path: str, body: Any = None, *, token: str = "", timeout: float = 60.0
+) -> tuple[int, Any]:
+    """Send a request to a service on this machine; return the status code and the content of the response."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        content = answer.read()
+    finally:
+        connection.close()
+    is_json = (answer.getheader("content-type") or "").startswith("application/json")
+    return answer.status, json.loads(content) if is_json else content.decode()
+
+
 def _stat(process: int) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # the name may contain anything
 
@@ -116,7 +123,7 @@ def _status(process: int) -> dict[str, int]:
 @contextmanager
 def running(bundle: Path, options: Sequence[str] = ()) -> Iterator[Service]:
     """Start a service on a free port, yield it when it is ready, and end it afterwards."""
-    port, token = _free_port(), secrets.token_hex(16)
+    port, token = free_port(), secrets.token_hex(16)
     command = [sys.executable, "-m", "rankfall", "serve", str(bundle), "--port", str(port), *options]
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -130,7 +137,8 @@ def running(bundle: Path, options: Sequence[str] = ()) -> Iterator[Service]:
             service.end(END_SECONDS)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port on which nothing listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

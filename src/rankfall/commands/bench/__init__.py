@@ -12,6 +12,7 @@ from rankfall.commands.bench import (
     sample_cost,
     service_attack,
     service_load,
+    service_loop,
     training_step,
 )
 from rankfall.commands.terminal import examples
@@ -30,6 +31,7 @@ app = typer.Typer(
         "rankfall bench samples --keep bundles",
         "rankfall bench soak --minutes 10 --keep bundles",
         "rankfall bench attack --minutes 10 --keep bundles",
+        "rankfall bench loop --minutes 10 --keep bundles",
         "rankfall bench ops --json > bench.json",
     ),
 )
@@ -52,3 +54,4 @@ app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
 app.command("samples", epilog=sample_cost.EXAMPLES)(sample_cost.samples)
 app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)
 app.command("attack", epilog=service_attack.EXAMPLES)(service_attack.attack)
+app.command("loop", epilog=service_loop.EXAMPLES)(service_loop.loop)

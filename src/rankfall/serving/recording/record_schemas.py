@@ -6,7 +6,7 @@ so that an event of a request that was never served can be told from an event of
 =================  ======================  ===========================================================================
 ``request``        string                  the id of the request
 ``time``           timestamp[ms, UTC]      the time that the request gave, or that of its arrival
-``received``       timestamp[ms, UTC]      the clock of the service when it wrote the record
+``received``       timestamp[ms, UTC]      the clock of the service when it answered
 ``sampled``        bool                    whether the other columns have values
 ``model``          string                  the model that answered, as in responses
 ``bundle``         string                  the directory of its bundle

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankfall.serving.recording.clock import Clock
     from rankfall.serving.recording.sample_records import ServedRequest
     from rankfall.serving.recording.sinks.sink import Sink
 
@@ -31,7 +30,6 @@ class Recorder:
 
     Args:
         sink: Takes the records.
-        clock: The clock of the service.
         count: Called with ``written``, ``unsampled`` or ``dropped`` and a number of requests.
         count_error: Called after each error of the sink.
         counts: Number of items to draw from what each stage dropped.
@@ -42,7 +40,6 @@ class Recorder:
     def __init__(
         self,
         sink: Sink,
-        clock: Clock,
         *,
         count: Callable[[str, int], None],
         count_error: Callable[[], None],
@@ -51,7 +48,6 @@ class Recorder:
         max_bytes: int,
     ) -> None:
         self._sink = GuardedSink(sink, SAMPLES, count_error)
-        self._clock = clock
         self._count = count
         self._counts = counts
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -108,9 +104,7 @@ class Recorder:
     def _write(self, served: Sequence[ServedRequest]) -> None:
         left = len(served)
         try:
-            received = self._clock.now()
-            assert received is not None  # because the requests have times
-            for batch in sample_batches(served, self._counts, received):
+            for batch in sample_batches(served, self._counts):
                 left -= len(batch)
                 error = self._sink.write(batch, durable=False)
                 self._count_batch(batch, is_written=error is None)

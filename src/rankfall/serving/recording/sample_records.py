@@ -31,6 +31,8 @@ class ServedRequest:
     Args:
         request: Its id.
         time: Its time in milliseconds since 1970.
+        received: The clock of the service when it was answered. Events of the request are received later, so that no
+            limit of a day separates them from a sample that is written after them.
         model: The model that answered.
         bundle: The bundle of the model.
         features: Time, user, context and sequences as the client sent them.
@@ -41,6 +43,7 @@ class ServedRequest:
 
     request: str
     time: int
+    received: int
     model: str
     bundle: Bundle
     features: dict[str, Any]
@@ -54,17 +57,16 @@ class ServedRequest:
         return self.size + (0 if self.trail is None else self.trail.trails.bytes_each)
 
 
-def sample_batches(served: Sequence[ServedRequest], counts: Sequence[int], received: int) -> Iterator[pa.RecordBatch]:
+def sample_batches(served: Sequence[ServedRequest], counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Draw samples and yield the records of answered requests; those of one bundle in a row are one batch.
 
     Args:
         served: The requests.
         counts: Number of items to draw from what each stage dropped.
-        received: The clock of the service, in milliseconds since 1970.
     """
     for _, of_bundle in groupby(served, key=lambda one: id(one.bundle)):
         requests = list(of_bundle)
-        yield _batch(requests, _samples(requests, counts), received)
+        yield _batch(requests, _samples(requests, counts))
 
 
 def _samples(served: Sequence[ServedRequest], counts: Sequence[int]) -> list[Sample | None]:
@@ -73,7 +75,7 @@ def _samples(served: Sequence[ServedRequest], counts: Sequence[int]) -> list[Sam
     return [None if one.trail is None else next(drawn) for one in served]
 
 
-def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None], received: int) -> pa.RecordBatch:
+def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None]) -> pa.RecordBatch:
     bundle = served[0].bundle
     schema = sample_schema(pa.string() if bundle.items.lookup.is_text else pa.int64())
     model, path = served[0].model, str(bundle.path.resolve())
@@ -81,7 +83,7 @@ def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None], re
     columns = {
         "request": [one.request for one in served],
         "time": [one.time for one in served],
-        "received": [received] * len(served),
+        "received": [one.received for one in served],
         "sampled": is_sampled,
         "model": [model if sampled else None for sampled in is_sampled],
         "bundle": [path if sampled else None for sampled in is_sampled],

@@ -105,7 +105,6 @@ class ServiceRecording:
         metrics = self._metrics
         self._recorder = Recorder(
             open_sink(self._target),
-            self.clock,
             count=metrics.record_samples,
             count_error=lambda: metrics.record_sink_error(SAMPLES),
             counts=self._counts,
@@ -185,9 +184,11 @@ class ServiceRecording:
         assert self._recorder is not None
         columns = call.ids, call.times, call.features, rankings, call.seeds.tolist()
         size = call.size // len(rankings)
+        received = self.clock.now()
+        assert received is not None  # because the requests have times
         self._recorder.put(
             [
-                ServedRequest(request, time, served.model, served.bundle, features, ranking.trail, seed, size)
+                ServedRequest(request, time, received, served.model, served.bundle, features, ranking.trail, seed, size)
                 for request, time, features, ranking, seed in zip(*columns, strict=True)
             ]
         )
