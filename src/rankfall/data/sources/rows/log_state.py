@@ -25,6 +25,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 import polars as pl
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.request_order import Portion, RequestOrder
 
 STATE = "state"
+_GROUP_ROWS = 2**18  # of a stored day that are in memory and in one group of its file
 _SEPARATOR = "."  # between origin and column; no origin has one
 
 
@@ -177,10 +179,8 @@ def _store_rows(log: SpooledLog, portions: Sequence[Portion], directory: Path) -
     make_directory(directory)
     origins: tuple[Origin, ...] = ("log", "requests")
     for origin in origins:
-        parts = [log.stored_rows(origin, portion.number) for portion in portions]
-        found = [part for part in parts if part is not None]
-        if found:
-            _write_frame(directory / f"{origin}.parquet", pl.concat(found))
+        parts = (log.stored_rows(origin, portion.number) for portion in portions)
+        _write_frames(directory / f"{origin}.parquet", (part for part in parts if part is not None))
 
 
 class StoredState:
@@ -231,6 +231,22 @@ class StoredState:
 def _write_frame(path: Path, frame: pl.DataFrame) -> None:
     with open_new(path) as file:
         pa_parquet.write_table(_to_arrow(frame), file)
+
+
+def _write_frames(path: Path, frames: Iterator[pl.DataFrame]) -> None:
+    """Write frames as one file; its groups of rows do not depend on how the rows are split into frames."""
+    first = next(frames, None)
+    if first is None:
+        return
+    with open_new(path) as file, pa_parquet.ParquetWriter(file, _to_arrow(first[:0]).schema) as writer:
+        rest = first[:0]
+        for frame in chain([first], frames):
+            rest = pl.concat([rest, frame])
+            while len(rest) >= _GROUP_ROWS:
+                writer.write_table(_to_arrow(rest[:_GROUP_ROWS]))
+                rest = rest[_GROUP_ROWS:]
+        if len(rest):
+            writer.write_table(_to_arrow(rest))
 
 
 def _to_arrow(frame: pl.DataFrame) -> pa.Table:
