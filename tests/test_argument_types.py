@@ -148,7 +148,7 @@ def test_arguments_of_unknown_types_are_not_checked() -> None:
     def function(one: complex | None, two: int = 0) -> tuple[complex | None, int]:
         return one, two
 
-    assert function(1j, np.int64(3)) == (1j, 3)
+    assert function(1j, np.int64(3)) == (1j, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="two: found True, expected an integer"):
         function(None, True)
     with pytest.raises(TypeError, match="missing a required argument: 'one'"):

@@ -177,7 +177,7 @@ def reduce_work(graphs: Path) -> None:
             graph.write_bytes(program.model_proto.SerializeToString())
         return SimpleNamespace(model_proto=onnx.load(graph))
 
-    torch.onnx.export = traced_once
+    torch.onnx.export = traced_once  # type: ignore[assignment]
 
 
 def write_inputs(directory: Path) -> None:
