@@ -53,10 +53,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "Metric": (lambda value: isinstance(value, str), "a string"),
     "PathLike": (_is_path, "a path"),
     "RunLike": (lambda value: _is_path(value) or hasattr(value, "directory"), "the path of a directory, or a result"),
-    "ConfigLike": (
-        lambda value: _is_path(value) or _is_mapping(value) or hasattr(value, "model_dump"),
-        "the path of a YAML file, a dictionary, or a validated configuration",
-    ),
+    "ConfigLike": (lambda value: True, "a configuration"),  # which its reader checks
     "Sources": (lambda value: _is_path(value) or _is_sequence(value) or _is_mapping(value), "paths"),
     "Overrides": (_is_overrides, "a list of strings or a dictionary"),
     "ProgressLike": (lambda value: _is_flag(value) or callable(value), "True, False or a function"),
