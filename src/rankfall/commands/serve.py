@@ -89,17 +89,25 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    sample_share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of requests that are sampled.")] = 1.0,
+    sample_share: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of requests that are sampled.", show_default="1"),
+    ] = None,
     sample_items: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="N[,N...]",
             help="Number of items drawn from what each stage dropped, one for all stages or for each.",
+            show_default="10",
         ),
-    ] = "10",
+    ] = None,
     clock: Annotated[
-        Clock, typer.Option(help="Clock of the records; requests: the largest time of a request so far, for replays.")
-    ] = Clock.wall,
+        Clock | None,
+        typer.Option(
+            help="Clock of the records; requests: the largest time of a request so far, for replays.",
+            show_default=Clock.wall.value,
+        ),
+    ] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page, /score and /examples.")] = False,
 ) -> None:
     """Serve a bundle over HTTP.
@@ -113,6 +121,10 @@ def serve(
         from rankfall.serving.service.run_service import serve as run
         from rankfall.serving.service.settings import Settings, default_threads
 
+    recording = {"sample_share": sample_share, "sample_items": sample_items, "clock": clock}
+    for name, value in recording.items():
+        if samples is None and value is not None:
+            raise ValueError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
     token = _token(token_file)
     print_message("loading the bundle")
     settings = Settings(
@@ -130,9 +142,9 @@ def serve(
         page=not no_page,
         local=_is_loopback(host),
         samples=samples,
-        sample_share=sample_share,
-        sample_items=_counts(sample_items),
-        clock=clock.value,
+        sample_share=1.0 if sample_share is None else sample_share,
+        sample_items=_counts(sample_items or "10"),
+        clock=(clock or Clock.wall).value,
     )
     if not _is_loopback(host):
         _warn_of_exposure(host, token, not no_page)
