@@ -139,7 +139,9 @@ def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUser
         return
     files.directory.mkdir()
     files.begin(settings, users, past)
-    files.config.write_text(to_yaml(stream_config(files.log, settings) | weight))
+    config = stream_config(files.log, settings)
+    config["data"]["length"] = "all"  # lists of the full log are longer than those of samples
+    files.config.write_text(to_yaml(config | weight))
     rf.prepare([files.rows], files.log, spec=files.spec, items=files.items, requests=files.requests, progress=False)
     _train(files, bundles=1, items=files.catalogue)
     shutil.copytree(files.directory, kept)
@@ -191,7 +193,7 @@ def torch_bundle(exported: Bundle, files: LoopFiles) -> Bundle:
 
 
 def _train(files: LoopFiles, **export: Any) -> None:
-    rf.stream(
+    result = rf.stream(
         files.config,
         files.stream,
         resume=True,
@@ -199,6 +201,8 @@ def _train(files: LoopFiles, **export: Any) -> None:
         progress=False,
         on_notice=lambda text: None,
     )
+    for failure in [*result.failed, *result.refused]:
+        raise ValueError(f"{failure.method}, {failure.run}: {failure.message}")
 
 
 def _learn(files: LoopFiles) -> None:
