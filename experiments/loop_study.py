@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from rankfall.simulation.live_users import LivePortion, LiveUsers
 
 MOST_TIES = 0.01  # share of places with another item of an equal score
-EVERYTHING = 10**6  # items per stage: all that there are
+EVERYTHING = 1000  # items per stage, more than there are
 FEATURES = ("time", "user", "sequences")
 
 
@@ -139,7 +139,9 @@ def _begin(files: LoopFiles, kept: Path, settings: LoopSettings, users: LiveUser
         return
     files.directory.mkdir()
     files.begin(settings, users, past)
-    files.config.write_text(to_yaml(stream_config(files.log, settings) | weight))
+    config = stream_config(files.log, settings)
+    config["data"]["length"] = "all"  # lists of the full log are longer than those of samples
+    files.config.write_text(to_yaml(config | weight))
     rf.prepare([files.rows], files.log, spec=files.spec, items=files.items, requests=files.requests, progress=False)
     _train(files, bundles=1, items=files.catalogue)
     shutil.copytree(files.directory, kept)
@@ -191,7 +193,7 @@ def torch_bundle(exported: Bundle, files: LoopFiles) -> Bundle:
 
 
 def _train(files: LoopFiles, **export: Any) -> None:
-    rf.stream(
+    result = rf.stream(
         files.config,
         files.stream,
         resume=True,
@@ -199,6 +201,8 @@ def _train(files: LoopFiles, **export: Any) -> None:
         progress=False,
         on_notice=lambda text: None,
     )
+    for failure in [*result.failed, *result.refused]:
+        raise ValueError(f"{failure.method}, {failure.run}: {failure.message}")
 
 
 def _learn(files: LoopFiles) -> None:
@@ -234,7 +238,7 @@ def _serve_day(
         reward += reactions.reward.tolist()
         received = int(portion.requests.time[-1])
         if method.drawn is not None:
-            for batch in sample_batches(served, [method.drawn] * len(bundle.stages), received):
+            for batch in sample_batches(served, [method.drawn] * len(bundle.stages)):
                 samples.write(batch)
             reported = [event for of_request in request_events(portion, reactions) for event in of_request]
             events.write(_event_batch(reported, received))
@@ -254,9 +258,9 @@ def _answer(
     ids = [body["request"] for body in bodies]
     sampled, seeds = sample_requests(ids, 1.0)
     rankings = bundle.run(encoded, sampled=sampled).rankings
-    model = model_name(bundle.manifest)
+    model, received = model_name(bundle.manifest), int(portion.requests.time[-1])
     served = [
-        ServedRequest(request, body["time"], model, bundle, of_request, ranking.trail, seed, 0)
+        ServedRequest(request, body["time"], received, model, bundle, of_request, ranking.trail, seed, 0)
         for request, body, of_request, ranking, seed in zip(
             ids, bodies, features, rankings, seeds.tolist(), strict=True
         )
