@@ -9,6 +9,7 @@ from rankfall.commands.bench import (
     loading,
     process_scaling,
     sample_building,
+    sample_cost,
     service_attack,
     service_load,
     service_loop,
@@ -27,6 +28,7 @@ app = typer.Typer(
         "rankfall bench prepare --rows 10000000",
         "rankfall bench scaling",
         "rankfall bench serve --keep bundles",
+        "rankfall bench samples --keep bundles",
         "rankfall bench soak --minutes 10 --keep bundles",
         "rankfall bench attack --minutes 10 --keep bundles",
         "rankfall bench loop --minutes 10 --keep bundles",
@@ -49,6 +51,7 @@ app.command("step", epilog=examples("rankfall bench step --sizes 40,200"))(train
 app.command("prepare", epilog=examples("rankfall bench prepare --rows 10000000"))(sample_building.prepare)
 app.command("scaling", epilog=examples("rankfall bench scaling --quick"))(process_scaling.scaling)
 app.command("serve", epilog=service_load.SERVE_EXAMPLES)(service_load.serve)
+app.command("samples", epilog=sample_cost.EXAMPLES)(sample_cost.samples)
 app.command("soak", epilog=service_load.SOAK_EXAMPLES)(service_load.soak)
 app.command("attack", epilog=service_attack.EXAMPLES)(service_attack.attack)
 app.command("loop", epilog=service_loop.EXAMPLES)(service_loop.loop)

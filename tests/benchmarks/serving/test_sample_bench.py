@@ -1,0 +1,51 @@
+"""The cost of samples: services with and without them, measured in turns."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="needs the extra serve")
+pytest.importorskip("faiss", reason="needs the extra serve")
+
+from rankfall.benchmarks.serving import sample_bench
+from support.bundles import platform_bundle
+from support.command_line import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.service
+def test_services_are_measured_with_and_without_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sample_bench, "POOL", 32)
+    monkeypatch.setattr(sample_bench, "SHARES", (None, 1.0))
+    monkeypatch.setattr(sample_bench, "CLIENTS", (2,))
+    done: list[str] = []
+    report = sample_bench.measure(platform_bundle(), seconds=0.3, turns=1, report=done.append)
+    assert len(done) == sample_bench.steps(1)
+    assert [(row.share, row.clients) for row in report.rows] == [(None, 2), (None, 0), (1.0, 2), (1.0, 0)]
+    for row in report.rows:
+        assert row.not_answered == row.dropped == 0
+        assert row.call_ms.p99 >= row.call_ms.p50 > 0
+        assert all(math.isfinite(change) for change in (row.p50, row.p99, row.cpu or 0.0))
+        assert row.p50 == 0 or row.share is not None
+        assert (row.written > 0) == (row.share is not None)
+
+    def measured(
+        path: Path, seconds: float, report: object, found: sample_bench.Report = report
+    ) -> sample_bench.Report:
+        return found
+
+    monkeypatch.setattr(sample_bench, "measure", measured)
+    assert run("bench", "samples", str(platform_bundle()), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"][2]["written"] == report.rows[2].written
+    assert run("bench", "samples", str(platform_bundle())) == 0
+    shown = capsys.readouterr().out
+    assert "no samples" in shown
+    assert "half the largest rate, 100%" in shown
