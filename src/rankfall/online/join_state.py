@@ -25,6 +25,7 @@ from rankfall._disk import delete_tree, make_directory, rename, sync
 from rankfall._files import fresh_directory, locked, write_file
 from rankfall._json_reader import parse_json
 from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.sources.rows.append_rows import remove_leftovers
 from rankfall.online.join_results import DayReport
 from rankfall.online.log_days import day_number
 
@@ -147,6 +148,8 @@ class JoinDirectory:
         if report.items and report.day not in days:
             self.abandon()
             return
+        if report.items:
+            remove_leftovers(self._log)
         make_directory(self.path / "days")
         rename(self._closing, self.path / "days" / report.day)
         sync(self.path / "days")

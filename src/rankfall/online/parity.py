@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.encoding import Encoding
+    from rankfall.data.impressions.spec import Group
     from rankfall.data.sources.rows.log_state import LogState
     from rankfall.encoding import Rule
     from rankfall.encoding.lookup import Lookup
@@ -137,7 +139,8 @@ class _Comparison:
         self, bundle: Bundle, state: LogState, requests: Sequence[str], is_new: bool, not_compared: set[str]
     ) -> None:
         self._bundle, self._state, self._requests = bundle, state, requests
-        self._is_new, self._not_compared = is_new, not_compared
+        self._not_compared = not_compared
+        self._fitted_alike = _fitted_alike(bundle, state.encoding, otherwise=not is_new)
 
     def compare(self, impressions: pa.Table, bodies: Sequence[Mapping[str, Any]]) -> None:
         arrays = self._bundle.encode(bodies).arrays
@@ -216,18 +219,18 @@ class _Comparison:
         if isinstance(ours, Numbers):
             if isinstance(theirs, Numbers):
                 logged = _rescaled(logged, ours, theirs)
-            elif self._is_new and ours.mean is not None:
+            elif not self._fitted_alike and ours.mean is not None:
                 return None
             near = np.abs(served - logged) <= TOLERANCE * np.maximum(1, np.abs(served))
             return np.asarray(near.reshape(len(served), -1).all(axis=1))
         if isinstance(ours, Buckets):
-            fitted_alike = isinstance(theirs, Buckets) and list(theirs.edges) == list(ours.edges)
-            if self._is_new and not fitted_alike:
+            known = isinstance(theirs, Buckets) and list(theirs.edges) == list(ours.edges)
+            if not known and not self._fitted_alike:
                 return None
         if isinstance(ours, VocabularyIds):
             if isinstance(theirs, VocabularyIds):
                 return _same_words(theirs.known, ours.known, served, logged)
-            if self._is_new:
+            if not self._fitted_alike:
                 return None
         same: NDArray[np.bool_] = (served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN))
         return same
@@ -237,6 +240,42 @@ class _Comparison:
             f"parity: request {self._requests[place]!r}: {key}{of_item}: {self._bundle.path} received {served} when it "
             f"answered, and the log would have {logged}"
         )
+
+
+def _fitted_alike(bundle: Bundle, encoding: Encoding, *, otherwise: bool) -> bool:
+    """Return whether vocabularies, scalings and edges of a log are those of the log that a model was trained on.
+
+    A bundle has only those of requests and events; those of items are taken to be alike if these are.
+
+    Args:
+        bundle: The bundle of the model.
+        encoding: The encoding of the log.
+        otherwise: The answer if nothing of a request is fitted to data.
+    """
+    rules = bundle.manifest["request"]
+    known: list[tuple[Group, str, Any]] = [("user", *entry) for entry in rules["user"].items()]
+    known += [("context", *entry) for entry in rules["context"].items()]
+    known += [("item", *entry) for about in rules["sequences"].values() for entry in about["features"].items()]
+    found = [
+        _same_fit(rule_from_json(rule, bundle.vocabularies), encoding.rule(group, name))
+        for group, name, rule in known
+        if name in getattr(encoding.spec.features, group)
+    ]
+    fitted = [same for same in found if same is not None]
+    return all(fitted) if fitted else otherwise
+
+
+def _same_fit(theirs: Rule, ours: Rule) -> bool | None:
+    """Return whether two rules were fitted alike, None if they are not fitted."""
+    if isinstance(theirs, VocabularyIds) and isinstance(ours, VocabularyIds):
+        count = min(len(theirs.known.values), len(ours.known.values))
+        one, other = (known.values.slice(0, count) for known in (theirs.known, ours.known))
+        return bool(one.cast(other.type).equals(other))
+    if isinstance(theirs, Numbers) and isinstance(ours, Numbers) and theirs.mean is not None:
+        return all(np.array_equal(a, b) for a, b in zip(_scaling(theirs), _scaling(ours), strict=True))
+    if isinstance(theirs, Buckets) and isinstance(ours, Buckets):
+        return list(theirs.edges) == list(ours.edges)
+    return None
 
 
 def _same_words(theirs: Lookup, ours: Lookup, served: Values, logged: Values) -> NDArray[np.bool_]:

@@ -111,6 +111,13 @@ def append_rows(
     return ImpressionLog.load(path)
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what a process left in a log that died after the log had its new days."""
+    with appending(path) as appender:
+        if STATE in appender.log.manifest:
+            remove_other_states(appender.log, appender.log.manifest[STATE])
+
+
 def _append(
     appender: LogAppender,
     stored: StoredState,
