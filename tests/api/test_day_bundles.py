@@ -162,9 +162,9 @@ def test_bundles_may_hold_the_items_of_a_file(log: Path, tmp_path: Path) -> None
     some = ImpressionLog.load(log).items().slice(20, 300)
     with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_file(opened, some.schema) as writer:
         writer.write_table(some)
-    one_day = content(log) | {"data": {"path": str(log), "days": WEEK[0]}}
-    streamed(one_day, out, on_day=DayBundles(out / "bundles", 1, items=file))
-    bundle = Bundle.load(out / "bundles/lcron" / WEEK[0])
+    two_days = content(log) | {"data": {"path": str(log), "days": f"{WEEK[0]}..{WEEK[1]}"}}
+    streamed(two_days, out, on_day=DayBundles(out / "bundles", 1, items=file))
+    bundle = Bundle.load(out / "bundles/lcron" / WEEK[1])
     bundle.check()
     assert bundle.items.lookup.values.to_pylist() == some["item"].to_pylist()
 

@@ -69,7 +69,7 @@ def loop(
     """Measure the cost of recording samples and events under load, or kill the processes of the loop.
 
     Without --kills: windows without recording, with samples, and with samples and events alternate; those without
-    events are a quarter as long. Every answer is compared with that of the bundle, and the records on disk with the
+    events are a fifth as long. Every answer is compared with that of the bundle, and the records on disk with the
     answers and acknowledgements. The exit code is 1 if an answer or a sample was wrong, a request failed, or a sample
     or an event was dropped or lost.
 

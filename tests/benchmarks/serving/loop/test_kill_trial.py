@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.serving.loop.client_ledger import Event, Ledger
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("bench serve")]
-SETTINGS = KillSettings(kills=2, every=2.0, rate=40.0, requests_per_day=80, days=2.5, with_trainer=False)
+# a simulated day passes in two seconds: on a busy machine, an event that is sent again may need one of them
+SETTINGS = KillSettings(kills=2, every=2.0, rate=40.0, requests_per_day=80, days=2.5, wait="24h", with_trainer=False)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,6 @@ BUSY_SECONDS = 60.0  # to wait for work before a kill
 LOST_PER_KILL = 0.5  # seconds of requests that a kill of the service may lose on average
 _KEPT_BUNDLES = 1000
 _PAST_REQUESTS = 300  # of each past day
-_WAIT = "6h"  # of simulated time
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class KillSettings:
     days: float = 3.0  # simulated days that pass in any case
     share: float = 0.9  # of requests that are sampled
     counts: tuple[int, ...] = (10, 5)  # items drawn per stage
+    wait: str = "6h"  # of simulated time, for the records of a day
     with_trainer: bool = True
     seed: int = 0
 
@@ -165,7 +165,17 @@ class KillTrial:
     def _join_arguments(self, log: Path) -> list[str]:
         world = self._world
         tables = ["--spec", str(world.spec), "--items", str(world.items)]
-        return ["join", str(world.records), "--out", str(log), *tables, "--wait", _WAIT, "--parity", "0.05"]
+        return [
+            "join",
+            str(world.records),
+            "--out",
+            str(log),
+            *tables,
+            "--wait",
+            self._settings.wait,
+            "--parity",
+            "0.05",
+        ]
 
     def _join(self, log: Path) -> None:
         self._process(f"join of {log.name}", [*self._join_arguments(log), "--close"]).run()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.serving.service_process import Service
 
 OFF, SAMPLES, EVENTS = KINDS = ("off", "samples", "samples and events")
-_SHORT = 0.25  # duration of the windows without events, compared with those with events
+_SHORT = 0.2  # duration of the windows without events, compared with those with events
 _WARM_UP = 0.1  # additional share of a window, not measured
 _QUOTED = 5
 _SETTLING = 0.5  # seconds in which the service writes what it has answered
