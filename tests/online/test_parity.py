@@ -118,6 +118,13 @@ def test_a_new_log_has_the_same_values_under_other_ids(served: Served, tmp_path:
         assert joiner.close_days().days[0].checked == len(TIMES)
     assert len(notices) == 1  # what was fitted to other days, and only that
     assert notices[0].startswith("parity: item.price")
+    later = bundle_traffic(Bundle.load(served.bundle), [time + DAY for time in TIMES])
+    for record in (*later.samples, *later.events):
+        record["request"] += "-later"
+    write_segments(tmp_path / "records", later)
+    with joiner.locked():
+        assert [report.checked for report in joiner.close_days().days] == [len(TIMES)] * 2
+    assert len(notices) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from rankfall._disk import make_directory
 from rankfall._files import locked, scratch_directory
+from rankfall._interrupts import STOP_SIGNALS
 from rankfall._manifest import MANIFEST
 from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
 from rankfall.commands.terminal import (
@@ -105,7 +107,9 @@ def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int,
         make_directory(kept)
         stack.enter_context(locked(kept, busy=f"out: another process runs the loop in {kept}"))
         display = stack.enter_context(LoopDisplay())
-        stop = stack.enter_context(stoppable(lambda: display.note("ending all processes")))
+        stop = stack.enter_context(
+            stoppable(lambda: display.note("ending all processes"), signals=(*STOP_SIGNALS, signal.SIGHUP))
+        )
         loop = Loop(files, settings, days, on_change=display.show, stop=stop)
         try:
             result = loop.run()

@@ -125,6 +125,8 @@ def serve(
     for name, value in recording.items():
         if samples is None and value is not None:
             raise ValueError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
+    if clock == Clock.requests and workers > 1:
+        raise ValueError("clock: found requests with several workers, each of which has its own clock; use --workers 1")
     token = _token(token_file)
     print_message("loading the bundle")
     settings = Settings(

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
 from rankfall._disk import make_directory, open_new
@@ -98,6 +98,8 @@ class ChildProcesses:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C does not wait
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started itself, if it ended by an error
 
 
 def free_port() -> int:

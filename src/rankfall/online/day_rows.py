@@ -123,8 +123,10 @@ class DayRows:
     def _check_stages(self, samples: pl.DataFrame) -> None:
         deepest = samples.group_by("model").agg(pl.col("stage").list.max().max())
         for model, found in deepest.sort("model").rows():
-            self._deepest[model] = max(self._deepest.get(model, 0), found or 0)
-            if (found or 0) >= len(self._spec.stages):
+            if found is None:  # its answers were empty, and it had nothing to drop
+                continue
+            self._deepest[model] = max(self._deepest.get(model, 0), found)
+            if found >= len(self._spec.stages):
                 self.check_depth()
 
     def _without(

@@ -186,7 +186,7 @@ class Joiner:
 
     def _close(self, day: int, state: JoinState) -> DayReport:
         """Join the records of a day and add it to the log; nothing remains of it after an error."""
-        parity = ParityCheck(self._settings.parity, self._settings.bundles, is_new=not is_log(self._log))
+        parity = ParityCheck(self._settings.parity, self._settings.bundles, is_new=self._is_fitted_here(state))
         with scratch_directory("joining", self._beside.path) as scratch:
             rows = DayRows(self._layout(), scratch / "rows")
             with self._beside.closing() as directory:
@@ -194,11 +194,19 @@ class Joiner:
             try:
                 if report.items:
                     self._add(rows, report, parity)
-                    self._note_not_compared(parity)
             except BaseException:
-                self._beside.abandon()
+                if not (is_log(self._log) and report.day in ImpressionLog.load(self._log).days):
+                    self._beside.abandon()
                 raise
+        self._note_not_compared(parity)
         return report
+
+    def _is_fitted_here(self, state: JoinState) -> bool:
+        """Whether the log is, or will be, fitted to a joined day instead of the data of the models."""
+        if not is_log(self._log):
+            return True
+        fitted = ImpressionLog.load(self._log).manifest["about"]["fit_days"]
+        return any(report.day in fitted for report in state.reports)
 
     def _note_not_compared(self, parity: ParityCheck) -> None:
         if parity.not_compared:
@@ -227,7 +235,7 @@ class Joiner:
             joining(1)
         rows.check_depth()
         written.close()
-        save_used(directory, _used(contents, limit, state))
+        save_used(directory, _used(contents, limit, self._recorded.existing(state.used.finished)))
         report = _report(name, limit, counts, rows, parity, written)
         report.save(directory / REPORT)
         return report
@@ -288,7 +296,7 @@ class _Written:
             writer.close()
             file.close()
         if self.apart:
-            kept = pl.concat(self.apart).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+            kept = _in_order(pl.concat(self.apart)).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
             with open_new(self.directory / UNKNOWN) as file:
                 pa_parquet.write_table(kept, file)
 
@@ -318,17 +326,17 @@ def _record(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.drop([name for name in added if name in frame.columns])
 
 
-def _used(contents: Sequence[SegmentContent], limit: int, state: JoinState) -> UsedSegments:
-    """Return the segments that were read until a day was closed, of those that still exist."""
+def _in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    """Sort events, whose order otherwise depends on the number of parts."""
+    return frame.sort(REASON, "request", "id", "received", "item", "kind", "value", "time")
+
+
+def _used(contents: Sequence[SegmentContent], limit: int, kept: set[str]) -> UsedSegments:
+    """Return the segments that were read until a day was closed, and earlier ones that still exist."""
     read = [content for content in contents if content.first <= limit]
     finished = {content.segment.path.name for content in read if content.last <= limit}
     begun = {content.segment.path.name for content in read if content.last > limit}
-    kept = {name for name in state.used.finished if any((place / name).exists() for place in _places(contents))}
     return UsedSegments(frozenset(finished | kept), frozenset(begun))
-
-
-def _places(contents: Sequence[SegmentContent]) -> set[Path]:
-    return {content.segment.path.parent for content in contents}
 
 
 def _report(

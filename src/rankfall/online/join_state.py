@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankfall._disk import delete_tree, make_directory, rename, sync
-from rankfall._files import fresh_directory, locked, write_file
+from rankfall._files import fresh_directory, locked, remove_directory, write_file
 from rankfall._json_reader import parse_json
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.sources.rows.append_rows import remove_leftovers
@@ -134,7 +134,8 @@ class JoinDirectory:
 
     def abandon(self) -> None:
         """Delete the files of a day that the log did not get."""
-        delete_tree(self._closing, missing_ok=True)
+        if self._closing.exists():
+            remove_directory(self._closing)
 
     @property
     def _closing(self) -> Path:

@@ -140,7 +140,7 @@ class _Comparison:
     ) -> None:
         self._bundle, self._state, self._requests = bundle, state, requests
         self._not_compared = not_compared
-        self._fitted_alike = _fitted_alike(bundle, state.encoding, otherwise=not is_new)
+        self._fitted_alike = not is_new and _fitted_alike(bundle, state.encoding)
 
     def compare(self, impressions: pa.Table, bodies: Sequence[Mapping[str, Any]]) -> None:
         arrays = self._bundle.encode(bodies).arrays
@@ -242,7 +242,7 @@ class _Comparison:
         )
 
 
-def _fitted_alike(bundle: Bundle, encoding: Encoding, *, otherwise: bool) -> bool:
+def _fitted_alike(bundle: Bundle, encoding: Encoding) -> bool:
     """Return whether vocabularies, scalings and edges of a log are those of the log that a model was trained on.
 
     A bundle has only those of requests and events; those of items are taken to be alike if these are.
@@ -250,7 +250,6 @@ def _fitted_alike(bundle: Bundle, encoding: Encoding, *, otherwise: bool) -> boo
     Args:
         bundle: The bundle of the model.
         encoding: The encoding of the log.
-        otherwise: The answer if nothing of a request is fitted to data.
     """
     rules = bundle.manifest["request"]
     known: list[tuple[Group, str, Any]] = [("user", *entry) for entry in rules["user"].items()]
@@ -262,7 +261,7 @@ def _fitted_alike(bundle: Bundle, encoding: Encoding, *, otherwise: bool) -> boo
         if name in getattr(encoding.spec.features, group)
     ]
     fitted = [same for same in found if same is not None]
-    return all(fitted) if fitted else otherwise
+    return all(fitted)
 
 
 def _same_fit(theirs: Rule, ours: Rule) -> bool | None:

@@ -12,7 +12,7 @@ from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMP
 from rankfall.serving.recording.record_segments import CREATING, OPEN, SUFFIX, first_open, recover, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from rankfall.online.log_days import LogDays
@@ -121,6 +121,10 @@ class RecordedSegments:
     def contents(self) -> list[SegmentContent]:
         """Return what the segments hold that were read, in the order of their names."""
         return [self._contents[name] for name in sorted(self._contents)]
+
+    def existing(self, names: Iterable[str]) -> set[str]:
+        """Return the names of segments that have not been deleted."""
+        return {name for name in names if any((self._directory / kind / name).exists() for kind in KINDS)}
 
     def forget(self, names: set[str]) -> None:
         """Forget segments that need not be read again."""

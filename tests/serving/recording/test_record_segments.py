@@ -110,6 +110,42 @@ def test_full_disk_loses_the_batch_that_was_refused(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_batch_without_its_content_is_cut_off(tmp_path: Path) -> None:
+    """After a failure of the machine, the last pages of a file may be zeros although its length is right."""
+    writer = SegmentWriter(tmp_path / "live")
+    sizes = []
+    for one in "abc":
+        writer.write(events(one))
+        (path,) = (tmp_path / "live").iterdir()
+        sizes.append(path.stat().st_size)
+    content = path.read_bytes()
+    zeros = 100  # at the end of the body of the last batch
+    (tmp_path / path.name).write_bytes(content[:-zeros] + bytes(zeros))
+    assert sizes[2] - sizes[1] > zeros
+    recover(tmp_path)
+    assert ids_in(tmp_path) == ["a", "b"]
+
+
+def test_batch_that_does_not_reach_the_disk_is_not_in_the_segment(tmp_path: Path) -> None:
+    fails = False
+
+    def hook(operation: str, path: Path) -> None:
+        if fails and operation == "sync" and path.suffix == OPEN:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    writer = SegmentWriter(tmp_path)
+    with _disk.intercepted(hook):
+        writer.write(events("a"), durable=True)
+        fails = True
+        with pytest.raises(OSError, match="Input/output error"):
+            writer.write(events("b"), durable=True)
+        fails = False
+        writer.write(events("c"), durable=True)
+        writer.close()
+    recover(tmp_path)  # the first segment could not be completed, either
+    assert ids_in(tmp_path) == ["a", "c"]
+
+
 def test_changed_segment_is_refused(tmp_path: Path) -> None:
     writer = SegmentWriter(tmp_path)
     writer.write(events("a"))

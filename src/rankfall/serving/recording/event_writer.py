@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from rankfall.serving.recording.clock import MAX_TIME
 from rankfall.serving.recording.guarded_sink import GuardedSink
 from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS
 
@@ -102,6 +103,11 @@ class EventWriter:
             raise QueueFullError
         await waiting.future
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
     def stop(self, seconds: float) -> None:
         """Write what is queued, close the sink and stop the thread; wait at most `seconds` for it."""
         with self._changed:
@@ -142,7 +148,7 @@ class EventWriter:
 
     def _batch(self, events: Sequence[Event]) -> pa.RecordBatch:
         now = self._clock.now()
-        received = max(event.time for event in events) if now is None else now
+        received = min(MAX_TIME, max(event.time for event in events)) if now is None else now
         columns = [*zip(*events, strict=True), [received] * len(events)]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, EVENT_SCHEMA, strict=True)],

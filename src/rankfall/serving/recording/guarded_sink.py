@@ -57,6 +57,6 @@ class GuardedSink:
     def _guard(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except OSError as error:
+        except Exception as error:  # the thread that calls the sink has to go on
             self._count_error()
-            _log.warning("%s: %s", self._kind, error)
+            _log.warning("%s: %s", self._kind, error, exc_info=not isinstance(error, OSError))

@@ -38,7 +38,7 @@ _DIGEST_LENGTH = 16
 _ABANDONED_SECONDS = 60.0  # after which an empty file without a lock belongs to a dead process
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _LABEL = b"rankfall.label"  # in the metadata of a batch
-_NAME = re.compile(r"(?P<first>[0-9]{13})-(?P<writer>[0-9a-f]{8})-(?P<number>[0-9]{6})")
+_NAME = re.compile(r"(?P<first>[0-9]{13})-(?P<writer>[0-9a-f]{8})-(?P<number>[0-9]{6,})")
 _COMPLETE = re.compile(rf"{_NAME.pattern}-(?P<digest>[0-9a-f]{{{_DIGEST_LENGTH}}}){re.escape(SUFFIX)}")
 
 
@@ -77,7 +77,7 @@ class Segment:
         try:
             with pa.ipc.open_stream(content) as reader:
                 yield from _labelled(reader)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, OSError) as error:  # OSError: what cannot be decompressed
             raise DamagedSegmentError(f"{self.path} is not a segment of records ({error})") from None
 
 
@@ -187,7 +187,7 @@ class _OpenSegment:
     def __init__(self, path: Path, schema: pa.Schema, since: float) -> None:
         self.schema, self.since = schema, since
         self._path = path
-        self._has_batches = False
+        self._has_batches = self._has_durable_name = False
         self._hash = hashlib.sha256()
         self.bytes = 0
         self._buffer = io.BytesIO()
@@ -205,26 +205,30 @@ class _OpenSegment:
 
     def append(self, batch: pa.RecordBatch, *, durable: bool, label: str) -> None:
         self._stream.write_batch(batch, custom_metadata={_LABEL: label} if label else None)
-        self._flush()
-        if durable:
-            _disk.sync(self._open)
-            if not self._has_batches:
-                _disk.sync(self._open.parent)  # the name of the file, without which a crash of the machine loses it
+        self._flush(durable=durable)
         self._has_batches = True
 
-    def _flush(self) -> None:
-        """Write the buffer; after an error the file is as long as before."""
+    def _flush(self, *, durable: bool) -> None:
+        """Write the buffer; after an error, also one of the disk, the file is as long as before."""
         content = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()
         try:
             self._file.write(content)
+            if durable:
+                self._sync()
         except OSError:
             _disk.cut(self._file, self.bytes)
             self._file.seek(self.bytes)
             raise
         self._hash.update(content)
         self.bytes += len(content)
+
+    def _sync(self) -> None:
+        _disk.sync(self._open)
+        if not self._has_durable_name:
+            _disk.sync(self._open.parent)  # the name of the file, without which a crash of the machine loses it
+            self._has_durable_name = True
 
     def complete(self) -> None:
         """Give the segment its name, or delete it if it has no batches."""
@@ -278,15 +282,19 @@ def _recover(path: Path) -> list[Path]:
 
 
 def _end_of_batches(path: Path) -> int:
-    """Return the size of the complete batches at the beginning of a segment, with its schema; 0 without any."""
+    """Return the size of the complete batches at the beginning of a segment, with its schema; 0 without any.
+
+    Batches are decoded: after a failure of the machine, a message may have its length but not its content.
+    """
     with pa.BufferReader(path.read_bytes()) as file:
-        end = messages = 0
-        while True:
-            try:
-                pa.ipc.read_message(file)
-            except (EOFError, pa.ArrowInvalid, OSError):
-                return end if messages > 1 else 0  # the first message is the schema
-            end, messages = file.tell(), messages + 1
+        end = 0
+        try:
+            schema = pa.ipc.read_schema(pa.ipc.read_message(file))
+            while True:
+                pa.ipc.read_record_batch(pa.ipc.read_message(file), schema).validate(full=True)
+                end = file.tell()
+        except (EOFError, pa.ArrowInvalid, OSError):
+            return end
 
 
 def _delete_abandoned(path: Path) -> None:

@@ -77,6 +77,11 @@ class Recorder:
         if is_full:
             self._count("dropped", len(served))
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
     def stop(self, seconds: float) -> None:
         """Write what is queued, close the sink and stop the thread; wait at most `seconds` for it."""
         self._stopping.set()

@@ -100,7 +100,7 @@ class Service:
     def _routes(self) -> list[Route]:
         rank = RankRoutes(self.settings, self.slots, self.batcher, self.bodies, self.recording)
         events = EventRoutes(self.settings, self.slots, self.bodies, self.recording)
-        info = InfoRoutes(self.settings, self.slots, self.metrics, self.shutdown, lambda: self.batcher.is_working)
+        info = InfoRoutes(self.settings, self.slots, self.metrics, self.shutdown, self._is_working)
         admin = AdminRoutes(self.settings.token, self.reloader, self.bodies)
         routes = [
             Route("/rank", rank.rank, methods=["POST"]),  # the first one, because routes are tried in order
@@ -122,6 +122,9 @@ class Service:
                 *_file_routes(page_files()),
             ]
         return routes
+
+    def _is_working(self) -> bool:
+        return self.batcher.is_working and (self.recording is None or self.recording.is_working)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -128,6 +128,11 @@ class ServiceRecording:
                 writer.stop(limits.RECORD_SECONDS)
 
     @property
+    def is_working(self) -> bool:
+        """Whether both threads are running."""
+        return all(writer is not None and writer.is_working for writer in (self._recorder, self._events))
+
+    @property
     def waiting(self) -> int:
         """Number of answered requests that wait to be recorded."""
         return 0 if self._recorder is None else self._recorder.waiting

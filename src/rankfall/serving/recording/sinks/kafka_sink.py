@@ -146,5 +146,5 @@ class KafkaSink:
         """Begin again after an error of the idempotent producer that it cannot recover from."""
         self._producer.purge()
         self._producer.flush(1)
-        self._state.is_fatal = False
         self._producer = self._new_producer()
+        self._state.is_fatal = False

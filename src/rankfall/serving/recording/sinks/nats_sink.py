@@ -116,7 +116,7 @@ class NatsSink:
         while not self._closing.is_set():
             try:
                 connection = _Connection(await connect(self._url))
-            except SinkError as error:
+            except (SinkError, OSError) as error:  # OSError: of a connection that is closed after an error
                 self._set(None, str(error))
                 await asyncio.wait({closing}, timeout=RECONNECT_SECONDS)
                 continue

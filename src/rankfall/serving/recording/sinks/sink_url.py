@@ -99,4 +99,4 @@ def _server(target: str, text: str, default: int) -> str:
 
 def shown_target(target: str) -> str:
     """Return a URL without user and password."""
-    return re.sub(r"://[^/?#]*@", "://", target)
+    return re.sub(r"://.*@", "://", target, flags=re.DOTALL)
