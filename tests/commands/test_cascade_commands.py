@@ -16,6 +16,7 @@ import yaml
 import rankfall.studies.compare as comparisons
 from rankfall._tensor_file import read_checkpoint
 from rankfall.api.training import step_status
+from rankfall.encoding import UNSEEN
 from rankfall.training.config.overrides import set_option
 from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
@@ -289,7 +290,7 @@ def test_features_that_no_stage_uses_may_differ(
     assert "item.author: found ids" in capsys.readouterr().err
 
 
-def test_added_ids_are_a_warning_and_an_error_where_they_occur(
+def test_added_ids_are_a_warning_and_are_read_as_never_seen(
     log: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def grow(manifest: dict[str, Any]) -> None:
@@ -305,18 +306,21 @@ def test_added_ids_are_a_warning_and_an_error_where_they_occur(
     assert json.loads(out) == expected  # the meaning of existing ids is unchanged
     assert "has 3 more ids of video than the training log; the model has no embeddings for them" in err
 
-    def show_new(days: dict[str, Columns]) -> None:
-        days[DAYS[2]]["item.video"][5][2] = 44
+    def show(video: int) -> Callable[[dict[str, Columns]], None]:
+        def change(days: dict[str, Columns]) -> None:
+            days[DAYS[2]]["item.video"][5][2] = video
 
-    newer = edited(liked_log(tmp_path / "plain", change=show_new), tmp_path / "newer", grow)
-    assert run("evaluate", str(copy), "--data", str(newer)) == 1
-    err = message(capsys)
-    assert err.index("has 3 more ids of video than the training log") < err.index("error: ")
-    assert (
-        f"error: test of {newer}: item.video: found ids from 2 to 44, expected 0 to 41, the rows of the table 'video'"
-        in err
-    )
-    assert "These ids are newer than the training run: train again on this log, or choose earlier days with" in err
+        return change
+
+    newer = edited(liked_log(tmp_path / "plain", change=show(44)), tmp_path / "newer", grow)
+    unseen = liked_log(tmp_path / "unseen", change=show(UNSEEN))
+    results = []
+    for path in (newer, unseen):
+        assert run("evaluate", str(copy), "--data", str(path), "--json") == 0
+        out, err = capsys.readouterr()
+        results.append(json.loads(out)["metrics"])
+        assert ("has 3 more ids of video than the training log" in err) == (path == newer)
+    assert results[0] == results[1]
 
 
 def test_a_log_that_was_prepared_again_is_detected(

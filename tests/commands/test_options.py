@@ -17,18 +17,25 @@ if TYPE_CHECKING:
 VERB_SPECIFIC = {
     "--data",  # reproduce: the name of a data set
     "--append",  # to the log that is simulated, or to a named one
+    "--bundles",  # how many to keep, or where to find them
     "--days",  # a number, or a range of dates
+    "--follow",  # each verb waits for something else
+    "--grow",  # by days of files, or by joined days
     "--items",  # a file, or a number
     "--kind",  # of methods, or of a schema
     "--out",  # report: a file
+    "--poll",  # of days, or of records
     "--quick",  # each verb reduces something else
     "--recall",  # of an index, or of a plan
+    "--samples",  # a sink, or a directory alone
     "--seed",  # train: the seed of the configuration; tune: of the search
     "--skip-bad",  # rows and whole requests, or lines
     "--split",  # evaluate measures on it, plan plans on it
     "--threads",  # of the service, or of the parser
     "--timeout",  # of processes, or of a search
     "--workers",  # of Ray, or of the service
+    "--users",  # all features, or those that requests lack
+    "--window",  # of an attack, or of a load with events
 }
 
 
