@@ -90,11 +90,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_source(source: ConfigLike) -> tuple[dict[str, Any], str]:
+def read_source(source: ConfigLike, name: str = "config") -> tuple[dict[str, Any], str]:
     """Return the mapping of a configuration, and its name for error messages.
 
     Args:
         source: A YAML file, a mapping, or a validated configuration.
+        name: The argument that it was passed as, for error messages.
 
     Raises:
         ConfigError: If it is a file that is missing or holds no mapping, or something else.
@@ -103,10 +104,10 @@ def read_source(source: ConfigLike) -> tuple[dict[str, Any], str]:
         return source.model_dump(mode="json"), type(source).__name__
     if isinstance(source, Mapping):
         _check_limits(source)
-        return copy.deepcopy(dict(source)), "config"
+        return copy.deepcopy(dict(source)), name
     if isinstance(source, str | os.PathLike):
         return read_yaml(Path(source)), str(source)
-    raise ConfigError(f"config: found {shown(source)}, expected the path of a YAML file, a dictionary or a model")
+    raise ConfigError(f"{name}: found {shown(source)}, expected the path of a YAML file, a dictionary or a model")
 
 
 def _check_limits(content: object) -> None:

@@ -31,7 +31,6 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.witness("brute force")
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_those_of_a_join_in_plain_python(older: Path, tmp_path: Path, seed: int) -> None:
     traffic = random_traffic(seed, days=3)

@@ -54,6 +54,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     found = browser.new_page()
+    found.set_default_timeout(90_000)  # on a busy machine
     yield found
     found.close()
 

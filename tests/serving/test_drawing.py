@@ -59,7 +59,6 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("bundle", [platform_bundle, ranking_bundle])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.witness("brute force")
 def test_every_dropped_item_is_drawn_if_there_are_few(bundle: Any, options: dict[str, Any]) -> None:
     """With more draws than items, a sample has every item exactly once, where plain Python says it was dropped."""
     bundle = loaded(bundle())
@@ -97,7 +96,6 @@ def test_every_dropped_item_is_drawn_if_there_are_few(bundle: Any, options: dict
 
 
 @pytest.mark.parametrize("options", [{}, {"candidates": list(range(60)), "k": 4}], ids=["search", "candidates"])
-@pytest.mark.witness("brute force")
 def test_items_are_drawn_as_often_as_their_probability_says(options: dict[str, Any]) -> None:
     """20,000 draws: each dropped item within five standard deviations, others never; 1/inclusion counts the items."""
     bundle, tries, counts = loaded(platform_bundle()), 20_000, (30, 4)
@@ -124,7 +122,6 @@ def test_items_are_drawn_as_often_as_their_probability_says(options: dict[str, A
         assert weights[stage] / tries == pytest.approx(len(dropped), rel=1e-5)
 
 
-@pytest.mark.witness("brute force")
 def test_pairs_are_drawn_without_replacement() -> None:
     """Both ways to draw from all items: all pairs are equally likely, and no item is drawn twice."""
     for items, without in ((12, np.arange(2)), (40, np.arange(6, 40))):  # random rows, and random keys

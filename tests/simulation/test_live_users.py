@@ -33,7 +33,6 @@ def random_answers(portion: LivePortion, width: int = 12) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-@pytest.mark.witness("brute force")
 def test_the_best_items_are_those_of_a_loop_over_all_items() -> None:
     users = new_users()
     platform = users.platform

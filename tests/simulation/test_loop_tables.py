@@ -34,7 +34,6 @@ def lived() -> tuple[LiveUsers, list[ServedPortion]]:
     return users, list(users.past())
 
 
-@pytest.mark.witness("brute force")
 def test_rows_have_the_stage_rank_place_and_inclusion_of_each_item(
     lived: tuple[LiveUsers, list[ServedPortion]],
 ) -> None:

@@ -569,7 +569,7 @@ def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path
     settings = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
     plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
     [[run]] = plan.trials().values()
-    later = {"validate_every", "device", "precision", "compile"}
+    later = {"validate_every", "device", "precision", "compile", "start_from"}
     content = run.config.model_dump(
         mode="json",
         exclude={

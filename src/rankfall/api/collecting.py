@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._argument_types import checked
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall._tables import StoredTables
 from rankfall.api.display import Progress, reported, warn
@@ -48,6 +49,7 @@ class CollectedRecords(StoredTables):
         return asdict(self)
 
 
+@checked
 def collect(
     url: str,
     out: PathLike,
@@ -86,5 +88,8 @@ def collect(
         def on_counts(counts: CollectionCounts) -> None:
             report(Progress("collecting", status=f"{counts.samples:,} samples, {counts.events:,} events"))
 
-        counts = run(url, directory, follow=follow, stop=stopping, on_notice=on_notice, on_counts=on_counts)
+        try:
+            counts = run(url, directory, follow=follow, stop=stopping, on_notice=on_notice, on_counts=on_counts)
+        except ValueError as error:
+            raise ValueError(f"url: {error}") from None
     return CollectedRecords(**asdict(counts)).stored_in(directory)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._argument_types import checked
 from rankfall._interrupts import stop_at_ctrl_c
 from rankfall.api.display import Progress, reported, stepper, warn
 
@@ -25,6 +26,7 @@ MAX_WAIT = timedelta(days=366)
 _NAP = 0.1  # seconds between questions whether to stop
 
 
+@checked
 def join(
     directory: PathLike,
     out: PathLike,
@@ -127,7 +129,8 @@ def _milliseconds(wait: str | float | timedelta) -> int:
         found = _DURATION.fullmatch(wait.strip())
         seconds = float(found["number"]) * _SECONDS[found["unit"]] if found else -1.0
     else:
-        seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait)
+        is_number = isinstance(wait, int | float) and not isinstance(wait, bool)
+        seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait) if is_number else -1.0
     if not 0 <= seconds <= MAX_WAIT.total_seconds():
         raise ValueError(
             f"wait: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"

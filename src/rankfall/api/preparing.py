@@ -214,7 +214,7 @@ def load_description(spec: ConfigLike) -> Spec:
 
     if isinstance(spec, Spec):
         return spec
-    content, where = read_source(spec)
+    content, where = read_source(spec, "spec")
     return validate_spec(content, where=where if isinstance(spec, str | os.PathLike) else "spec")
 
 

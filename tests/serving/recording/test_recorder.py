@@ -107,7 +107,6 @@ def test_bundles_have_batches_of_their_own() -> None:
     assert stages == [{0, 1, 2}, {0, 1}, {0, 1, 2}]
 
 
-@pytest.mark.witness("brute force")
 def test_share_of_sampled_requests() -> None:
     names = [f"request {place}" for place in range(20_000)]
     for share in (0.0, 0.1, 0.5, 1.0):

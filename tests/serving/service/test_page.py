@@ -50,7 +50,7 @@ pytestmark = [
     chromium.needed,
     pytest.mark.xdist_group("page"),  # tests share bundles
 ]
-PATIENCE = 30_000  # ms for something to happen on a busy machine
+PATIENCE = 90_000  # ms for something to happen on a busy machine
 
 
 @pytest.fixture(scope="module")
