@@ -45,8 +45,8 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         sink.close()
     for words, message in (
         ((url, out), f"error: {url}: connection refused"),
-        (("records", out), "error: found 'records', expected nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"),
-        (("nats://me:secret@h/a b", out), "error: nats://h/a b: found 'a b' as stream"),
+        (("records", out), "error: url: found 'records', expected nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"),
+        (("nats://me:secret@h/a b", out), "error: url: nats://h/a b: found 'a b' as stream"),
     ):
         assert run("collect", *words) == 1
         printed = capsys.readouterr().err
