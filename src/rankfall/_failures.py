@@ -1,7 +1,7 @@
 """What a user is told about an error: a mistake that the message explains, memory that ran out, or a bug in rankfall.
 
 Messages for users are raised by rankfall as :class:`ValueError` or :class:`OSError`. The same types come from
-libraries, with messages that help nobody who does not know the code. So an error is expected only if a ``raise``
+libraries, with messages that only help readers of the code. So an error is expected only if a ``raise``
 statement of rankfall, or of code of the user, raised it, or if the operating system reported it. Everything else is a
 bug, also a :class:`ValueError` of NumPy that no check of rankfall has prevented.
 """

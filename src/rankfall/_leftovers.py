@@ -8,7 +8,7 @@
 ==========================  ==========================================================================================
 
 A process holds a lock (``flock``) on the file or directory as long as it works on it. The lock ends with the process,
-so whoever can take it has found a leftover. On a file system without locks nothing counts as a leftover.
+so a file whose lock can be taken is a leftover. On a file system without locks nothing counts as a leftover.
 """
 
 from __future__ import annotations

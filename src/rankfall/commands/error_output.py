@@ -45,7 +45,7 @@ def exit_for(error: BaseException, command: Sequence[str]) -> NoReturn:
 
 
 def _unread_outputs() -> list[int]:
-    """Return standard output and standard error if they are pipes that nobody reads any more."""
+    """Return standard output and standard error if they are pipes whose reader has ended."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         try:

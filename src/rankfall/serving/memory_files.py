@@ -1,8 +1,8 @@
 """Files that are read into memory and compared with their checksums, independent of what happens to them afterwards.
 
-A file that is mapped into memory ends the process if somebody truncates it, and changes answers if somebody writes to
-it. Processes that read the same files share the memory through copies in a directory of their own, which are mapped and
-which nobody else writes. A copy is locked as long as a process uses it.
+If a file that is mapped into memory is truncated, the process ends; if another process writes to it, answers change.
+Processes that read the same files share the memory through copies in a directory of their own, which are mapped and
+which no other program writes. A copy is locked as long as a process uses it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def remove_unused_copies(shared: Path) -> None:
 
 def _open_regular(path: Path) -> BinaryIO:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe would block until somebody writes to it
+        handle = os.open(
+            path, os.O_RDONLY | os.O_NONBLOCK
+        )  # a named pipe would block until another process writes to it
     except FileNotFoundError:
         raise ValueError(f"path: {path} is missing; {REMEDY}") from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -1,4 +1,4 @@
-"""Users of a simulated platform whose requests are answered by somebody else, such as a service.
+"""Users of a simulated platform whose requests are answered by another system, such as a service.
 
 The first days are served by the platform's own cascade. After them, requests are answered from outside::
 

@@ -127,7 +127,7 @@ class _DayWriter:
         self._schema = schema
         self._path = directory / IMPRESSIONS
         self._file = open_new(self._path)
-        weakref.finalize(self, self._file.close)  # after an error nobody closes the day
+        weakref.finalize(self, self._file.close)  # after an error the day is not closed otherwise
         self._writer = pa.ipc.new_file(self._file, schema)
         self._pending: list[pa.Table] = []
         self._count = 0

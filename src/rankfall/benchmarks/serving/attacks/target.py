@@ -141,7 +141,7 @@ class BundleFiles:
     Attributes:
         watched: The directory in which the service looks for bundles.
         served: The bundle in it that the service has loaded.
-        original: A copy of that bundle which nobody changes.
+        original: An unchanged copy of that bundle.
         bad: Invalid bundles.
     """
 
