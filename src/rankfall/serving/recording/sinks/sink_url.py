@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMS = "a directory, nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"
+BROKERS = "nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"
 _QUERIES = {"file": (), "nats": (), "kafka": ("properties",)}  # names of options
 _PORTS = {"nats": 4222, "kafka": 9092}
 _NAMES = {  # subjects of NATS have dots between their parts
@@ -36,7 +36,7 @@ class BrokerUrl:
         return f"{self.scheme}://{','.join(self.servers)}/{self.name}"
 
 
-def parse_sink(target: str) -> Path | BrokerUrl:
+def parse_sink(target: str, *, expected: str = f"a directory, {BROKERS}") -> Path | BrokerUrl:
     """Return the directory or the URL that a text names.
 
     >>> str(parse_sink("nats://127.0.0.1/loop"))
@@ -44,12 +44,16 @@ def parse_sink(target: str) -> Path | BrokerUrl:
     >>> parse_sink("file:///var/samples")
     PosixPath('/var/samples')
 
+    Args:
+        target: A directory or a URL.
+        expected: The allowed forms, for error messages.
+
     Raises:
         ValueError: If it names none.
     """
     if "://" not in target:
         if not target or "\0" in target:
-            raise ValueError(f"found {target!r}, expected {FORMS}")
+            raise ValueError(f"found {target!r}, expected {expected}")
         return Path(target)
     try:
         parts = urlsplit(target)
@@ -57,7 +61,7 @@ def parse_sink(target: str) -> Path | BrokerUrl:
     except ValueError as error:
         raise ValueError(f"{shown_target(target)} is not a URL ({error})") from None
     if parts.scheme not in _QUERIES:
-        raise ValueError(f"found {shown_target(target)}, expected {FORMS}")
+        raise ValueError(f"found {shown_target(target)}, expected {expected}")
     unknown = sorted(query.keys() - set(_QUERIES[parts.scheme]))
     if unknown or parts.fragment:
         allowed = " or ".join(_QUERIES[parts.scheme]) or "nothing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rankfall.serving.recording.sinks.open_sink import requires_extra
-from rankfall.serving.recording.sinks.sink_url import BrokerUrl, parse_sink
+from rankfall.serving.recording.sinks.sink_url import BROKERS, BrokerUrl, parse_sink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,9 +46,9 @@ def open_source(target: str) -> Source:
         ValueError: If it names none, or the package of the broker is not installed.
         SinkError: If no connection can be made.
     """
-    url = parse_sink(target)
+    url = parse_sink(target, expected=BROKERS)
     if not isinstance(url, BrokerUrl):
-        raise ValueError(f"found {target!r}, expected nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC")
+        raise ValueError(f"found {target!r}, expected {BROKERS}")
     with requires_extra(url.scheme):
         if url.scheme == "nats":
             from rankfall.serving.recording.sources.nats_source import NatsSource
