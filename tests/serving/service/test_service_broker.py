@@ -50,7 +50,9 @@ def test_server_is_killed_and_started_during_load(tmp_path: Path) -> None:
             eventually(lambda: not use(client) and count("dropped") > 0)
             assert set(refused) == {503}
             server.start()
-            eventually(lambda: use(client))
+            written = count("written")
+            # Samples and events have connections of their own: wait for both.
+            eventually(lambda: use(client) and count("written") > written)
             for _ in range(20):
                 use(client)
             eventually(lambda: count("written") + count("dropped") >= len(ranked))
