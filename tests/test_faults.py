@@ -33,6 +33,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("faults")  # one process makes the table for all
 @pytest.mark.parametrize("name", NAMES)
 def test_command_survives_faults(name: str, rows: dict[str, Any]) -> None:
     row = rows[name]

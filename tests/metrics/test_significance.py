@@ -274,7 +274,7 @@ def test_the_interval_over_seeds_has_the_quantile_of_tables(seeds: int, quantile
 def test_false_alarms_over_seeds_and_queries_are_rare(share: float, seeds: int, folds: int) -> None:
     """At a level of 5 % no more than about 5 % of the tests reject; a test over queries alone rejects far more."""
     generator = torch.Generator().manual_seed(0)
-    queries, repeats = 100, 300
+    queries, repeats = 100, 150
     of_seeds = share * (0.02 + 2 * 0.04 / seeds) / queries * seeds / 2 * folds
     alarms = of_queries_only = covered = 0
     for _ in range(repeats):

@@ -156,6 +156,8 @@ def _scored(of_stage: StageItems, trails: Trails, rows: Rows, failed: NDArray[np
         try:
             return of_stage.stage.score(trails.encoded, rows)
         except NotFiniteError as error:
+            if failed[error.place]:  # its draws were taken out already
+                raise
             rows = rows.copy()
             rows[error.place] = NO_ITEM
             failed[error.place] = True
@@ -180,17 +182,29 @@ def draw_from_all(
     left = items - np.array([len(rows) for rows in without])
     drawn = np.full((len(taken), count), NO_ITEM, np.int64)
     by_number = left > np.maximum(items // 2, _FEW * count)  # otherwise most random rows would be drawn in vain
-    for draw_some, places in ((_draw_rows, np.flatnonzero(by_number)), (_draw_by_keys, np.flatnonzero(~by_number))):
-        if len(places) and count:
-            drawn[places] = draw_some(items, [without[place] for place in places.tolist()], seeds[places], count)
+    for draw_some, chosen, keys in ((_draw_rows, by_number, _tries(count)), (_draw_by_keys, ~by_number, items)):
+        for places in _groups(np.flatnonzero(chosen), keys):
+            if count:
+                drawn[places] = draw_some(items, [without[place] for place in places.tolist()], seeds[places], count)
     return drawn, _inclusion(count, left)
+
+
+def _groups(places: Rows, keys: int) -> list[Rows]:
+    """Split the places of requests so that those of a group have at most _MOST_KEYS random numbers."""
+    step = max(1, _MOST_KEYS // max(1, keys))
+    return [places[start : start + step] for start in range(0, len(places), step)]
+
+
+def _tries(count: int) -> int:
+    """Return how many random rows are enough for most requests if at least half of all rows may be drawn."""
+    return 3 * count + 8
 
 
 def _draw_rows(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:
     """Draw random rows, and skip those that were drawn before or may not be drawn; at least half of all may."""
     offsets = items * np.arange(len(without))  # make the rows of different requests distinct
     skipped = np.sort(np.concatenate([rows + offset for rows, offset in zip(without, offsets.tolist(), strict=True)]))
-    tries = 3 * count + 8
+    tries = _tries(count)
     while True:
         numbers = _mix(seeds[:, None] + _GOLDEN * np.arange(1, tries + 1, dtype=np.uint64))
         rows = ((numbers >> np.uint64(11)) * 2.0**-53 * items).astype(np.int64)
@@ -214,16 +228,11 @@ def _is_in(ascending: Rows, keys: Rows) -> NDArray[np.bool_]:
 def _draw_by_keys(items: int, without: Sequence[Rows], seeds: Seeds, count: int) -> Rows:
     """Draw the items with the smallest random keys."""
     drawn = np.full((len(without), count), NO_ITEM, np.int64)
-    all_rows = np.arange(items)
-    step = max(1, _MOST_KEYS // max(1, items))
-    for start in range(0, len(without), step):
-        part = without[start : start + step]
-        may_be_drawn = np.ones((len(part), items), np.bool_)
-        for place, rows in enumerate(part):
-            may_be_drawn[place, rows] = False
-        rows = np.broadcast_to(all_rows, may_be_drawn.shape)
-        chosen = _choose(rows, may_be_drawn, seeds[start : start + step], count)
-        drawn[start : start + step, : chosen.shape[1]] = np.where(by_row(may_be_drawn, chosen), chosen, NO_ITEM)
+    may_be_drawn = np.ones((len(without), items), np.bool_)
+    for place, rows in enumerate(without):
+        may_be_drawn[place, rows] = False
+    chosen = _choose(np.broadcast_to(np.arange(items), may_be_drawn.shape), may_be_drawn, seeds, count)
+    drawn[:, : chosen.shape[1]] = np.where(by_row(may_be_drawn, chosen), chosen, NO_ITEM)
     return drawn
 
 
@@ -243,8 +252,13 @@ def _choose(rows: Rows, allowed: NDArray[np.bool_], seeds: Seeds, count: int) ->
 
 def _copy_found(part: _Part, rows: Rows, scores: Scores) -> None:
     """Set rank and score of draws that a search found, but that are not in the answer, to those of the search."""
-    is_same = (part.rows[:, :, None] == rows[:, None, :]) & (part.rows != NO_ITEM)[:, :, None]
-    request, draw, rank = np.nonzero(is_same)
+    offsets = (1 + max(rows.max(initial=0), part.rows.max(initial=0))) * np.arange(len(rows))[:, None]
+    found, drawn = np.nonzero(rows != NO_ITEM), np.nonzero(part.rows != NO_ITEM)
+    keys, sought = (rows + offsets)[found], (part.rows + offsets)[drawn]
+    order = np.argsort(keys)
+    is_found = _is_in(keys[order], sought)
+    places = order[np.searchsorted(keys, sought[is_found], sorter=order)]
+    request, draw, rank = drawn[0][is_found], drawn[1][is_found], found[1][places]
     part.ranks[request, draw] = rank
     part.scores[request, draw] = scores[request, rank]
 

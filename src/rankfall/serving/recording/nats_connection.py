@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PASSWORD = "RANKFALL_NATS_PASSWORD"
 CONNECT_SECONDS = 3.0
+_ATTEMPTS = 3  # a server that refuses a user may reset the connection before its reason is read
 _PING_SECONDS = 5  # after two pings without an answer a connection is closed
 # What the client raises: also ValueError and EOFError, if something else than NATS answers.
 ERRORS = (nats.errors.Error, OSError, ValueError, EOFError)
@@ -40,14 +42,28 @@ async def connect(url: BrokerUrl) -> Client:
     Raises:
         SinkError: If no server can be reached, it refuses the user, or it has no JetStream.
     """
-    problems: list[Exception] = []
+    asyncio.get_running_loop().set_exception_handler(_on_exception)
+    for attempt in range(_ATTEMPTS):
+        client, problems = Client(), deque[Exception](maxlen=1)  # the last problem
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await client.connect([f"nats://{server}" for server in url.servers], **_options(url, problems))
+                await ensure_stream(client, url)
+        except ERRORS as error:
+            await client.close()
+            problem = problems[0] if problems else error
+            if not isinstance(problem, ConnectionResetError) or attempt == _ATTEMPTS - 1:
+                raise SinkError(f"{url}: {explained(problem)}") from None
+        else:
+            return client
+    raise AssertionError("the last attempt returns or raises")
 
+
+def _options(url: BrokerUrl, problems: deque[Exception]) -> dict[str, Any]:
     async def on_error(error: Exception) -> None:
         problems.append(error)
 
-    asyncio.get_running_loop().set_exception_handler(_on_exception)
-    client = Client()
-    options: dict[str, Any] = {
+    return {
         "allow_reconnect": False,
         "max_reconnect_attempts": 1,
         "reconnect_time_wait": 0,
@@ -57,14 +73,6 @@ async def connect(url: BrokerUrl) -> Client:
         "name": "rankfall",
         **_credentials(url),
     }
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await client.connect([f"nats://{server}" for server in url.servers], **options)
-            await ensure_stream(client, url)
-    except ERRORS as error:
-        await client.close()
-        raise SinkError(f"{url}: {explained(problems[-1] if problems else error)}") from None
-    return client
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
