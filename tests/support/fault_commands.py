@@ -88,6 +88,13 @@ COMMANDS = (
         done="rows already has the day 2024-01-16",
     ),
     Command(
+        "prepare rows --append --grow",
+        "prepare rows next.csv --append rows --grow",
+        ("init", "prepare rows"),
+        out="rows",
+        done="rows already has the day 2024-01-16",
+    ),
+    Command(
         "prepare letor",
         "prepare letor train=a.txt valid=b.txt test=c.txt --out lists",
         out="lists",

@@ -184,7 +184,8 @@ class _Hook:
             self._breach(f"{path} is written under its final name")
         if operation == "delete" and path == self._broken:
             self._broken = None
-        if operation == "renamed" and self._broken is not None and not self._broken.exists():
+        is_final = operation == "renamed" and _temporary(path) is None
+        if is_final and self._broken is not None and not self._broken.exists():
             self._breach(f"{path} got its name after an error in it")
         if self._fault is None or not fails_at(operation, self._fault.kind):
             return

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from rankfall._disk import delete_tree, make_directory, rename, sync
 from rankfall._files import fresh_directory, locked, remove_directory, write_file
 from rankfall._json_reader import parse_json
+from rankfall._leftovers import sweep
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.sources.rows.append_rows import remove_leftovers
 from rankfall.online.join_results import DayReport
@@ -92,13 +93,16 @@ class JoinDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory, which is created if it is missing.
+        """Lock the directory, which is created if it is missing, and remove what a process left that died.
 
         Raises:
             ValueError: If another process joins records to the log.
         """
         make_directory(self.path)
         with locked(self.path, busy=f"out: another process joins records to {self._log}"):
+            sweep(self.path)
+            if is_log(self._log):
+                remove_leftovers(self._log)
             yield
 
     def load(self) -> JoinState:
@@ -149,8 +153,6 @@ class JoinDirectory:
         if report.items and report.day not in days:
             self.abandon()
             return
-        if report.items:
-            remove_leftovers(self._log)
         make_directory(self.path / "days")
         rename(self._closing, self.path / "days" / report.day)
         sync(self.path / "days")
