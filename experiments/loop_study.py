@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import torch
+from scipy import stats
 
 import rankfall as rf
 from rankfall._yaml_config import to_yaml
@@ -312,15 +313,20 @@ def _over_seeds(runs: Sequence[dict[str, Any]], key: str, days: slice) -> str:
 
 
 def _difference(both: Sequence[tuple[dict[str, Any], dict[str, Any]]], key: str) -> str:
-    """Return the mean difference over days, with a 95 % interval over the days of all seeds.
+    """Return the mean difference over days and seeds, with a 95 % interval over seeds (paired t-test).
 
-    Days after the first, which all methods answer with the same model.
+    Days after the first, which all methods answer with a model that has learned nothing yet. The days of a seed are
+    not independent, so they count as one value.
     """
-    values = np.array(
-        [x[key] - y[key] for a, b in both for x, y in zip(a["days"][1:], b["days"][1:], strict=True)], np.float64
-    )
-    error = 1.96 * np.std(values, ddof=1) / np.sqrt(len(values))
+    values = np.array([_mean(a, key) - _mean(b, key) for a, b in both])
+    if len(values) < 2:
+        return f"{values.mean():+.3f}"
+    error = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return f"{values.mean():+.3f} [{values.mean() - error:+.3f}, {values.mean() + error:+.3f}]"
+
+
+def _mean(run: dict[str, Any], key: str) -> float:
+    return float(np.mean([day[key] for day in run["days"][1:]]))
 
 
 if __name__ == "__main__":

@@ -200,7 +200,9 @@ class _Hook:
 
     def _error(self, operation: str, path: Path) -> OSError:
         """Return the error of an operation, and remember where it happened."""
-        self._broken = None if operation == "delete" else _temporary(path)
+        self._broken = _temporary(path)
+        if operation == "delete" or (operation in ("open", "mkdir") and self._broken == path):
+            self._broken = None  # nothing is broken: it is still there, or was never created
         number = errno.EIO if operation in ("sync", "delete") else errno.ENOSPC
         return OSError(number, os.strerror(number), str(path))
 

@@ -152,6 +152,7 @@ class _Steps:
         todo: dict[Path, dict[str, Step]] = {}  # by directory and method
         for step in steps:
             if is_done(step):
+                delete(step.run.directory / ERROR, missing_ok=True)  # of an attempt that failed after its last result
                 self.on_step(step)
                 continue
             same = todo.setdefault(step.run.directory, {})

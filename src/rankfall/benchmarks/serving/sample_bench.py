@@ -14,19 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall.benchmarks.median_ratio import median_ratio
 from rankfall.benchmarks.serving.bench_bundles import requests_like_examples
 from rankfall.benchmarks.serving.load_generator import Job, drive, write_bodies
-from rankfall.benchmarks.serving.serve_bench import DEADLINE, HALF, POOL, TURNS, WARM_UP, Spread, spread
+from rankfall.benchmarks.serving.serve_bench import DEADLINE, HALF, POOL, WARM_UP, Spread, spread
 from rankfall.benchmarks.serving.service_process import running
 from rankfall.serving import Bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankfall.benchmarks.median_ratio import MedianRatio
     from rankfall.benchmarks.serving.load_generator import Outcome
     from rankfall.benchmarks.serving.service_process import Service
 
 SHARES = (None, 0.1, 1.0)  # None: nothing is recorded, not even that a request was served
+TURNS = 8  # per setting: fewer than six would give no interval
 CLIENTS = (1, 8)
 AT_HALF_RATE = 0  # "clients" of requests that arrive at random times, at half the largest rate without samples
 
@@ -40,9 +43,9 @@ class Row:
     requests_per_second: float
     call_ms: Spread
     cpu_ms: float | None  # per request; None if the system is not Linux
-    p50: float  # relative to that without samples, the median of the turns
-    p99: float
-    cpu: float | None
+    p50: MedianRatio  # to that without samples, over the turns
+    p99: MedianRatio
+    cpu: MedianRatio | None
     written: int  # samples
     dropped: int
     not_answered: int
@@ -139,20 +142,16 @@ def _sample_counts(service: Service) -> dict[str, int]:
 
 def _row(key: tuple[float | None, int], turns: _Turns, without: _Turns, counts: dict[str, int]) -> Row:
     share, clients = key
-    ratios = [
-        (of.p50 / base.p50, of.p99 / base.p99)
-        for of, base in zip(turns.percentiles(), without.percentiles(), strict=True)
-    ]
-    cpu = [of / base for of, base in zip(turns.cpu_ms, without.cpu_ms, strict=True)]
+    own, base = turns.percentiles(), without.percentiles()
     return Row(
         share=share,
         clients=clients,
         requests_per_second=statistics.median(outcome.in_time / outcome.seconds for outcome in turns.outcomes),
         call_ms=spread([one for outcome in turns.outcomes for one in outcome.latency.get(200, [])]),
         cpu_ms=statistics.median(turns.cpu_ms) if turns.cpu_ms else None,
-        p50=statistics.median(p50 for p50, _ in ratios) - 1,
-        p99=statistics.median(p99 for _, p99 in ratios) - 1,
-        cpu=statistics.median(cpu) - 1 if cpu else None,
+        p50=median_ratio([one.p50 for one in own], [one.p50 for one in base]),
+        p99=median_ratio([one.p99 for one in own], [one.p99 for one in base]),
+        cpu=median_ratio(turns.cpu_ms, without.cpu_ms) if turns.cpu_ms else None,
         written=counts.get("written", 0),
         dropped=counts.get("dropped", 0),
         not_answered=sum(sum(outcome.not_answered().values()) for outcome in turns.outcomes),

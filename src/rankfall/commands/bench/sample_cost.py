@@ -13,6 +13,7 @@ from rankfall.commands.options import MAX_SECONDS, AsJson, finite
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
+    from rankfall.benchmarks.median_ratio import MedianRatio
     from rankfall.benchmarks.serving.sample_bench import Report, Row
 
 EXAMPLES = examples("rankfall bench samples --keep bundles", "rankfall bench samples bundle --seconds 5 --json")
@@ -48,22 +49,22 @@ def samples(
 
 
 def _show(report: Report) -> None:
-    print_result(f"{report.bundle}: {report.items:,} items; times in ms; changes are against no samples\n")
-    headings = "requests/s", "p50", "change", "p99", "change", "CPU per request", "change", "dropped"
+    print_result(f"{report.bundle}: {report.items:,} items; times in ms; ratios are to no samples\n")
+    headings = "requests/s", "p50", "ratio", "p99", "ratio", "CPU per request", "ratio", "dropped"
     table = setting_table("load, share of sampled requests", *headings)
     for row in sorted(report.rows, key=lambda row: (not row.clients, row.clients)):
         latency = (
             format_time(row.call_ms.p50),
-            _change(row, row.p50),
+            _ratio(row, row.p50),
             format_time(row.call_ms.p99),
-            _change(row, row.p99),
+            _ratio(row, row.p99),
         )
-        cpu = format_time(row.cpu_ms), _change(row, row.cpu)
+        cpu = format_time(row.cpu_ms), _ratio(row, row.cpu)
         load = f"{row.clients} clients" if row.clients else "half the largest rate"
         share = "no samples" if row.share is None else f"{row.share:.0%}"
         table.add_row(f"{load}, {share}", f"{row.requests_per_second:,.0f}", *latency, *cpu, f"{row.dropped:,}")
     print_result(table)
 
 
-def _change(row: Row, change: float | None) -> str:
-    return "" if row.share is None or change is None else f"{change:+.0%}"
+def _ratio(row: Row, ratio: MedianRatio | None) -> str:
+    return "" if row.share is None or ratio is None else str(ratio)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rankfall._suggestions import did_you_mean
 from rankfall.commands.bench.bench_options import (
@@ -20,9 +18,9 @@ from rankfall.commands.bench.bench_options import (
     need_serving,
     serving_bundles,
 )
-from rankfall.commands.bench.bench_tables import format_time, setting_table
+from rankfall.commands.bench.bench_tables import format_time, line_table, print_trial, setting_table
 from rankfall.commands.options import MAX_NUMBER, MAX_SECONDS, AsJson, finite
-from rankfall.commands.terminal import examples, print_error, print_json, print_result, progress
+from rankfall.commands.terminal import examples, print_result, progress
 
 if TYPE_CHECKING:
     from rankfall.benchmarks.serving.attack_bench import AttackRow, Honest, Memory, Report
@@ -89,14 +87,7 @@ def attack(
             settings,
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
-    if as_json:
-        print_json({"what": "attack", **asdict(report)})
-    else:
-        _show(report)
-    for problem in report.problems:
-        print_error(problem)
-    if report.problems:
-        raise typer.Exit(1)
+    print_trial("attack", report, _show, as_json=as_json)
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -112,11 +103,8 @@ def _show(report: Report) -> None:
         if of is not None:
             table.add_row(when, *_honest_cells(of))
     print_result(table)
-    lines = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for what, value in _lines(report).items():
-        lines.add_row(what, value)
     print_result("")
-    print_result(lines)
+    print_result(line_table(_lines(report)))
     print_result("")
     attacks = setting_table("attack", "attempts", "connections", "requests", "MB sent", "MB read")
     attacks.add_column("responses", header_style="dim")

@@ -19,9 +19,9 @@ from rankfall.commands.bench.bench_options import (
     need_serving,
     serving_bundles,
 )
-from rankfall.commands.bench.bench_tables import format_time, setting_table
+from rankfall.commands.bench.bench_tables import format_time, line_table, print_trial, setting_table
 from rankfall.commands.options import MAX_SECONDS, AsJson, finite
-from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result, progress
+from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
     from rankfall.benchmarks.serving.serve_bench import Report, Row, Spread
@@ -105,14 +105,7 @@ def soak(
             settings,
             on_step=lambda step, done, total: bar.update(task, description=step, completed=done, total=total),
         )
-    if as_json:
-        print_json({"what": "soak", **asdict(report)})
-    else:
-        _show_soak(report)
-    for problem in report.problems:
-        print_error(problem)
-    if report.problems:
-        raise typer.Exit(1)
+    print_trial("soak", report, _show_soak, as_json=as_json)
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -161,10 +154,7 @@ def _count(threads: int) -> str:
 
 
 def _show_soak(report: SoakReport) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for what, value in _soak_lines(report).items():
-        table.add_row(what, value)
-    print_result(table)
+    print_result(line_table(_soak_lines(report)))
 
 
 def _soak_lines(report: SoakReport) -> dict[str, str]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rankfall.commands.bench.bench_options import (
     ITEMS,
@@ -21,9 +19,9 @@ from rankfall.commands.bench.bench_options import (
     need_serving,
     serving_bundles,
 )
-from rankfall.commands.bench.bench_tables import format_time, setting_table
+from rankfall.commands.bench.bench_tables import format_time, line_table, print_trial, setting_table
 from rankfall.commands.options import MAX_NUMBER, MAX_SECONDS, AsJson, finite
-from rankfall.commands.terminal import examples, print_error, print_json, print_result, progress
+from rankfall.commands.terminal import examples, print_result, progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,24 +77,15 @@ def loop(
     service had not written when it was killed.
     """
     need_serving()
-    report: Report | KillReport
     if kills:
-        report = _kill(kills)
-    else:
-        from rankfall.benchmarks.serving.loop import loop_bench
+        print_trial("loop", _kill(kills), _show_kills, as_json=as_json)
+        return
+    from rankfall.benchmarks.serving.loop import loop_bench
 
-        settings = loop_bench.Settings(minutes=minutes, window=min(window, minutes * 60), rate=rate, events=events)
-        with serving_bundles([bundle], items, keep) as (path,), _steps() as on_step:
-            report = loop_bench.measure(path, settings, on_step=on_step, samples=samples)
-    if as_json:
-        print_json({"what": "loop", **asdict(report)})
-    else:
-        print_result("")
-        _show_kills(report) if kills else _show_load(report)  # type: ignore[arg-type]  # of this kind
-    for problem in report.problems:
-        print_error(problem)
-    if report.problems:
-        raise typer.Exit(1)
+    settings = loop_bench.Settings(minutes=minutes, window=min(window, minutes * 60), rate=rate, events=events)
+    with serving_bundles([bundle], items, keep) as (path,), _steps() as on_step:
+        report = loop_bench.measure(path, settings, on_step=on_step, samples=samples)
+    print_trial("loop", report, _show_load, as_json=as_json)
 
 
 def _kill(kills: int) -> KillReport:
@@ -126,12 +115,12 @@ def _show_load(report: Report) -> None:
         table.add_row(one.kind, *_cells(one))
     print_result(table)
     print_result("")
-    _print_lines(_load_lines(report))
+    print_result(line_table(_load_lines(report)))
 
 
 def _cells(one: Measured) -> list[str]:
     of = one.requests
-    ratios = ["" if ratio is None else f"{ratio:.2f}" for ratio in (one.p50_ratio, one.p99_ratio, one.cpu_ratio)]
+    ratios = ["" if ratio is None else str(ratio) for ratio in (one.p50_ratio, one.p99_ratio, one.cpu_ratio)]
     times = [format_time(of.p50), ratios[0], format_time(of.p99), ratios[1], format_time(one.cpu_ms), ratios[2]]
     return [f"{of.seconds:,.0f}", f"{of.answered:,}", f"{of.verdicts.get('wrong', 0):,}", *times]
 
@@ -165,24 +154,16 @@ def _show_kills(report: KillReport) -> None:
     verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in found.verdicts.items())
     kills = ", ".join(f"{name} {count} ({report.at_work[name]} at work)" for name, count in report.kills.items())
     same = "the same bytes" if report.same_bytes else f"differs in {len(report.different_files)} files"
-    _print_lines(
-        {
-            "kills": f"{kills}; the service was down for at most {report.down_seconds:.1f} s",
-            "simulated days": f"{len(report.days)} joined, {report.bundles} bundles, {report.seconds:,.0f} s",
-            "requests": f"{found.requests:,}, {found.repeated:,} after several attempts; answers: {verdicts}",
-            "samples": f"{found.sampled:,} expected, {found.joined:,} joined, {found.lost:,} lost by kills, "
-            f"{found.missing:,} missing, {found.twice:,} twice, {found.different:,} different",
-            "events": f"{found.events:,} acknowledged, {found.joined_events:,} joined, {found.unsampled_events:,} of "
-            f"requests that were not sampled, {found.kept_apart:,} kept apart, {found.lost_events:,} lost",
-            "undisturbed join of the records": same,
-            "late records": f"{report.late:,}",
-            "load average of the machine": f"{report.load_average:.1f} on {os.cpu_count()} cores",
-        }
-    )
-
-
-def _print_lines(lines: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for what, value in lines.items():
-        table.add_row(what, str(value))
-    print_result(table)
+    lines = {
+        "kills": f"{kills}; the service was down for at most {report.down_seconds:.1f} s",
+        "simulated days": f"{len(report.days)} joined, {report.bundles} bundles, {report.seconds:,.0f} s",
+        "requests": f"{found.requests:,}, {found.repeated:,} after several attempts; answers: {verdicts}",
+        "samples": f"{found.sampled:,} expected, {found.joined:,} joined, {found.lost:,} lost by kills, "
+        f"{found.missing:,} missing, {found.twice:,} twice, {found.different:,} different",
+        "events": f"{found.events:,} acknowledged, {found.joined_events:,} joined, {found.unsampled_events:,} of "
+        f"requests that were not sampled, {found.kept_apart:,} kept apart, {found.lost_events:,} lost",
+        "undisturbed join of the records": same,
+        "late records": f"{report.late:,}",
+        "load average of the machine": f"{report.load_average:.1f} on {os.cpu_count()} cores",
+    }
+    print_result(line_table(lines))

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
+from rankfall.benchmarks.median_ratio import MedianRatio
 from rankfall.benchmarks.serving import checked_load
 from rankfall.benchmarks.serving.attack_bench import honest
 from rankfall.benchmarks.serving.checked_load import CheckedLoad
@@ -82,7 +83,8 @@ def _check_planted_errors(bundle: Path, directory: Path) -> None:
 def test_what_the_counters_tell_is_a_problem() -> None:
     """A full disk: samples are dropped and counted, events refused; both are told, and nothing else."""
     outcome = Outcome(seconds=1.0, sent=2, latency={200: [1.0, 3.0]}, verdicts={"same": 2})
-    measured = [loop_bench.Measured(kind, honest([outcome]), 1.0, 1.0, 1.0, 1.0) for kind in loop_bench.KINDS]
+    same = MedianRatio(1.0, None, None)
+    measured = [loop_bench.Measured(kind, honest([outcome]), 1.0, same, same, same) for kind in loop_bench.KINDS]
 
     def report(dropped: float, missing: int) -> loop_bench.Report:
         return loop_bench.Report(

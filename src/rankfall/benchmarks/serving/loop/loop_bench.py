@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall.benchmarks.median_ratio import median_ratio
 from rankfall.benchmarks.serving.attack_bench import Honest, Memory, honest, memory_of
 from rankfall.benchmarks.serving.checked_load import CheckedLoad
 from rankfall.benchmarks.serving.load_generator import started
@@ -28,8 +29,7 @@ from rankfall.benchmarks.serving.service_process import END_SECONDS, MemoryMonit
 from rankfall.benchmarks.serving.soak_bench import PATIENT, SENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from rankfall.benchmarks.median_ratio import MedianRatio
     from rankfall.benchmarks.serving.bench_bundles import OnStep
     from rankfall.benchmarks.serving.load_generator import Outcome
     from rankfall.benchmarks.serving.service_process import Service
@@ -65,9 +65,9 @@ class Measured:
     kind: str
     requests: Honest
     cpu_ms: float | None  # per request, of all processes of the service; None if the system is not Linux
-    p50_ratio: float | None  # to windows without recording, the median over the rounds
-    p99_ratio: float | None
-    cpu_ratio: float | None
+    p50_ratio: MedianRatio | None  # to windows without recording, over the rounds
+    p99_ratio: MedianRatio | None
+    cpu_ratio: MedianRatio | None
 
 
 @dataclass(frozen=True)
@@ -216,14 +216,10 @@ def _measured(kind: str, plan: _Plan) -> Measured:
         kind=kind,
         requests=honest(plan.outcomes[kind]),
         cpu_ms=statistics.median(cpu) if cpu else None,
-        p50_ratio=None if is_off else _ratio([one.p50 for one in own], [one.p50 for one in off]),
-        p99_ratio=None if is_off else _ratio([one.p99 for one in own], [one.p99 for one in off]),
-        cpu_ratio=None if is_off or not cpu else _ratio(cpu, plan.cpu_ms[OFF]),
+        p50_ratio=None if is_off else median_ratio([one.p50 for one in own], [one.p50 for one in off]),
+        p99_ratio=None if is_off else median_ratio([one.p99 for one in own], [one.p99 for one in off]),
+        cpu_ratio=None if is_off or not cpu else median_ratio(cpu, plan.cpu_ms[OFF]),
     )
-
-
-def _ratio(own: Sequence[float], others: Sequence[float]) -> float:
-    return statistics.median(one / other for one, other in zip(own, others, strict=True))
 
 
 def _problems(report: Report) -> list[str]:
