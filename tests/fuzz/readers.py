@@ -7,6 +7,7 @@ process that ends. Hypothesis, atheris and the replay of the corpus call the sam
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -17,11 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from rankfall.data.sources.letor.parse import Rules, parse_block, parse_line
 from rankfall.data.sources.rows.column_types import text_type, to_type, used_type
 from rankfall.data.sources.rows.row_files import ROW, RowFile
 from rankfall.data.sources.safe_pickle import read_dict
+from rankfall.online.recorded_segments import read_batches
+from rankfall.serving.recording.messages import BadMessageError, Message, decode, encode
+from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
+from rankfall.serving.recording.record_segments import segments
 from rankfall.serving.service.http_io import ApiError
 from rankfall.serving.service.json_bodies import parse_json
 
@@ -208,6 +214,80 @@ def row_file(suffix: str) -> bytes:
     return file.getvalue()
 
 
+# --- records of a service -------------------------------------------------------------------------------------------
+
+
+def read_segment(content: bytes, folder: Path) -> None:
+    """Read a file as a segment of samples and of events; its name has the checksum of the content."""
+    for kind in RECORDS:
+        name = f"1705100400000-0000000a-000000-{hashlib.sha256(content).hexdigest()[:16]}.arrows"
+        path = _written(folder / name, content)
+        try:
+            (segment,) = segments(folder)
+            with refused_by_name(path):
+                for frame in read_batches(segment, kind):
+                    assert frame.to_arrow().num_rows == len(frame)
+        finally:
+            path.unlink()
+
+
+def read_message(content: bytes, folder: Path) -> None:
+    """Read a message of a broker as samples and as events; what is read is sent and read again."""
+    for kind in RECORDS:
+        try:
+            batch = decode(Message(kind, "x", content))
+        except BadMessageError:
+            continue
+        assert len(batch)
+        ((payload, count),) = encode(batch, 2**30)
+        assert count == len(batch)
+        again = decode(Message(kind, "x", payload))
+        assert again.schema == batch.schema
+        assert again.to_pylist() == batch.to_pylist() or b"nan" in repr(batch.to_pylist()).encode()
+
+
+@cache
+def record_stream(kind: str) -> bytes:
+    """Return records as a service writes and sends them."""
+    file = io.BytesIO()
+    batch = RECORDS[kind]
+    with pa.ipc.new_stream(file, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+        writer.write_batch(batch)
+    return file.getvalue()
+
+
+_TIMES = dict.fromkeys(("time", "received"), datetime(2024, 1, 13, 8, tzinfo=UTC))
+RECORDS = {
+    EVENTS: pa.RecordBatch.from_pylist(
+        [
+            {"id": "a", "request": "r1", "item": "7", "kind": "click", "value": 1.0, **_TIMES},
+            {"id": "b", "request": "é", "item": "x", "kind": "view", "value": -2.5, **_TIMES},
+        ],
+        EVENT_SCHEMA,
+    ),
+    SAMPLES: pa.RecordBatch.from_pylist(
+        [
+            {
+                "request": "r1",
+                **_TIMES,
+                "sampled": True,
+                "model": "m",
+                "bundle": "b",
+                "body": "{}",
+                "item": [1, 2],
+                "stage": [2, 0],
+                "rank": [0, -1],
+                "score": [0.5, -1.0],
+                "inclusion": [1.0, 0.25],
+            },
+            {"request": "r2", "sampled": False, **_TIMES},
+        ],
+        sample_schema(pa.int64()),
+    ),
+}
+
+
 # --- pickles --------------------------------------------------------------------------------------------------------
 
 
@@ -260,4 +340,9 @@ PICKLED: dict[Any, Any] = {
 }
 
 COVERAGE_GUIDED = {"json": read_json, "letor": read_letor, "csv": read_csv, "pickle": read_pickle}
-READERS = COVERAGE_GUIDED | {"parquet": read_parquet, "arrow": read_arrow}
+READERS = COVERAGE_GUIDED | {
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "segment": read_segment,
+    "message": read_message,
+}

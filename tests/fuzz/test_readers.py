@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 from fuzz.damage import byte_changes, damaged, hostile_values
 from fuzz.readers import (
     PICKLED,
+    RECORDS,
     read_arrow,
     read_csv,
     read_json,
     read_letor,
+    read_message,
     read_parquet,
     read_pickle,
+    read_segment,
+    record_stream,
     row_file,
 )
+from rankfall.serving.recording.messages import Message, decode
 from support.fuzzing import cases, one_case
 
 if TYPE_CHECKING:
@@ -115,6 +120,30 @@ def test_arrow_files_are_read_or_refused(folder: Path, changes: list[Any]) -> No
     content = damaged(row_file(".arrow"), changes)
     with one_case("arrow", content):
         read_arrow(content, folder)
+
+
+# --- records of a service -------------------------------------------------------------------------------------------
+
+
+@cases(60)
+@given(kind=st.sampled_from(list(RECORDS)), changes=byte_changes())
+def test_segments_are_read_or_refused(folder: Path, kind: str, changes: list[Any]) -> None:
+    content = damaged(record_stream(kind), changes)
+    with one_case("segment", content):
+        read_segment(content, folder)
+
+
+@cases(60)
+@given(kind=st.sampled_from(list(RECORDS)), changes=byte_changes())
+def test_messages_are_read_or_refused(folder: Path, kind: str, changes: list[Any]) -> None:
+    content = damaged(record_stream(kind), changes)
+    with one_case("message", content):
+        read_message(content, folder)
+
+
+def test_undamaged_records_are_read() -> None:
+    for kind, batch in RECORDS.items():
+        assert decode(Message(kind, "x", record_stream(kind))).to_pylist() == batch.to_pylist() * 2
 
 
 # --- pickles --------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ of an embedding instead of a value, or something else in a feature that no model
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from rankfall.serving.value_checks import bad_value, finite_numbers, integers, i
 from rankfall.serving.value_encoders import Times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rankfall.data.impressions.spec import FeatureConfig, Spec
     from rankfall.online.row_layout import RequestColumn, RowLayout, SequenceColumn
@@ -73,9 +74,8 @@ class BodyColumns:
     def _feature(self, column: RequestColumn, parsed: Sequence[Mapping[str, Any]], refused: Refused) -> pl.Series:
         values = [_given(body, column.fields) for body in parsed]
         assert column.feature is not None
-        where = ".".join(column.fields[0])
-        convert = _converter(column.feature, column.kind, self._layout.spec)
-        return _converted(values, convert, where, refused, range(len(values)))
+        target = _Target(column.feature, column.kind, self._layout.spec, ".".join(column.fields[0]))
+        return target.convert(values, refused, range(len(values)))
 
     # --- sequences ----------------------------------------------------------------------------------------------------
 
@@ -110,8 +110,9 @@ class BodyColumns:
                 for at, value in zip(left, found, strict=True):
                     values[at] = value
             inner = column.kind.inner if isinstance(column.kind, pl.List) else None
-            convert = _converter(feature, inner, spec)  # type: ignore[arg-type]  # an instance of a type
-            series = _converted(values, convert, f"sequences.{name}.{column.feature}", refused, owners)
+            where = f"sequences.{name}.{column.feature}"
+            target = _Target(feature, inner, spec, where)  # type: ignore[arg-type]  # an instance of a type
+            series = target.convert(values, refused, owners)
             lists = pa.ListArray.from_arrays(pa.array(edges), series.rechunk().to_arrow(compat_level=_OLDEST))
             made[column.name] = pl.Series(pl.from_arrow(lists))
         return made
@@ -178,44 +179,78 @@ def _last_events(
 # --- values -------------------------------------------------------------------------------------------------------
 
 
-def _converted(
-    values: list[Any],
-    convert: Callable[[list[Any]], pl.Series],
-    where: str,
-    refused: Refused,
-    owners: Sequence[int] | Any,
-) -> pl.Series:
-    """Convert values; the requests of those that cannot be converted are refused, and such values are missing."""
-    while True:
-        try:
-            return convert(values)
-        except BadValueError as error:
-            refused.setdefault(int(owners[error.position]), f"{where}: {error}")
-            values[error.position] = _PLACEHOLDER
-
-
 _PLACEHOLDER = type("_Placeholder", (), {})()  # of a value whose request is left out
+_BLOCK = 256  # values that are converted together to find all wrong ones
 
 
-def _converter(feature: FeatureConfig, kind: pl.DataType | None, spec: Spec) -> Callable[[list[Any]], pl.Series]:
-    """Return the function that converts the values of a feature to the type of its column."""
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A column that values are converted to.
 
-    def convert(values: list[Any]) -> pl.Series:
+    Attributes:
+        feature: The feature.
+        kind: The type of the column, None if the log does not exist yet.
+        spec: The description of the log.
+        where: The place of the values in a body.
+    """
+
+    feature: FeatureConfig
+    kind: pl.DataType | None
+    spec: Spec
+    where: str
+
+    def convert(self, values: list[Any], refused: Refused, owners: Sequence[int] | Any) -> pl.Series:
+        """Convert values; those that cannot be converted become missing, and the requests that own them refused."""
+        while True:
+            kind = self._kind_of(values)
+            try:
+                return self._convert(values, kind)
+            except BadValueError:
+                wrong = list(self._wrong(values, kind))
+                if not wrong:  # no block has an error that the whole has
+                    raise
+            for place, reason in wrong:
+                refused.setdefault(int(owners[place]), f"{self.where}: {reason}")
+                values[place] = _PLACEHOLDER
+
+    def _kind_of(self, values: list[Any]) -> pl.DataType | None:
+        """Return the type of the column; that of ids in a new log depends on all of them."""
+        if self.kind is not None or not isinstance(self.feature, Categorical):
+            return self.kind
+        is_whole = all(is_integer(value) for value in values if value is not None and value is not _PLACEHOLDER)
+        return pl.Int64() if is_whole else pl.String()
+
+    def _wrong(self, values: list[Any], kind: pl.DataType | None) -> Iterator[tuple[int, str]]:
+        """Yield the places of values that cannot be converted, and why.
+
+        An error tells the first of them only. In blocks the number of attempts grows with that of the values, not with
+        its square if many are wrong.
+        """
+        for start in range(0, len(values), _BLOCK):
+            block = values[start : start + _BLOCK]
+            while True:
+                try:
+                    self._convert(block, kind)
+                except BadValueError as error:
+                    yield start + error.position, str(error)
+                    block[error.position] = _PLACEHOLDER
+                else:
+                    break
+
+    def _convert(self, values: list[Any], kind: pl.DataType | None) -> pl.Series:
         places = [place for place, value in enumerate(values) if value is not None and value is not _PLACEHOLDER]
-        if isinstance(feature, Dense) and feature.missing is None and len(places) < len(values):
+        if isinstance(self.feature, Dense) and self.feature.missing is None and len(places) < len(values):
             lacking = next((place for place, value in enumerate(values) if value is None), None)
             if lacking is not None:
                 raise BadValueError("found nothing, expected a value", lacking)
         try:
-            found = _plain(feature, kind, spec, [values[place] for place in places])
+            found = _plain(self.feature, kind, self.spec, [values[place] for place in places])
         except BadValueError as error:
             raise BadValueError(str(error), places[error.position]) from None
         if len(places) == len(values):
             return found
         spread = pl.Series([None] * len(values), dtype=found.dtype)
         return spread.scatter(places, found) if not isinstance(found.dtype, pl.List) else _spread(found, places, values)
-
-    return convert
 
 
 def _spread(found: pl.Series, places: Sequence[int], values: Sequence[Any]) -> pl.Series:
@@ -248,7 +283,7 @@ def _ids(feature: Categorical, kind: pl.DataType | None, values: list[Any]) -> p
             position = int(negative.argmax())
             raise bad_value(position, values[position], "a whole number from 0 on")
         return pl.Series(numbers, dtype=pl.Int64)
-    if kind == pl.Int64 or (kind is None and all(map(is_integer, values))):
+    if kind == pl.Int64:
         return pl.Series(integers_or_their_text(values, "a whole number"), dtype=pl.Int64)
     return pl.Series(pl.from_arrow(texts(values, "a whole number or text")), dtype=pl.String)
 

@@ -126,7 +126,7 @@ def read_table(file: MemoryFile) -> pa.Table:
     """Return the table of a file, without a copy."""
     try:
         return pa.ipc.open_file(pa.py_buffer(file.content)).read_all()
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:  # OSError: a footer that is none
         raise ValueError(f"path: {file.path} is damaged or cut off ({error})") from None
 
 

@@ -13,7 +13,6 @@ from rankfall.commands.options import MAX_SECONDS, AsJson, finite
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 
 if TYPE_CHECKING:
-    from rankfall.benchmarks.median_ratio import MedianRatio
     from rankfall.benchmarks.serving.sample_bench import Report, Row
 
 EXAMPLES = examples("rankfall bench samples --keep bundles", "rankfall bench samples bundle --seconds 5 --json")
@@ -49,22 +48,20 @@ def samples(
 
 
 def _show(report: Report) -> None:
-    print_result(f"{report.bundle}: {report.items:,} items; times in ms; ratios are to no samples\n")
-    headings = "requests/s", "p50", "ratio", "p99", "ratio", "CPU per request", "ratio", "dropped"
-    table = setting_table("load, share of sampled requests", *headings)
-    for row in sorted(report.rows, key=lambda row: (not row.clients, row.clients)):
-        latency = (
-            format_time(row.call_ms.p50),
-            _ratio(row, row.p50),
-            format_time(row.call_ms.p99),
-            _ratio(row, row.p99),
-        )
-        cpu = format_time(row.cpu_ms), _ratio(row, row.cpu)
-        load = f"{row.clients} clients" if row.clients else "half the largest rate"
-        share = "no samples" if row.share is None else f"{row.share:.0%}"
-        table.add_row(f"{load}, {share}", f"{row.requests_per_second:,.0f}", *latency, *cpu, f"{row.dropped:,}")
+    print_result(f"{report.bundle}: {report.items:,} items; times in ms\n")
+    rows = sorted(report.rows, key=lambda row: (not row.clients, row.clients))
+    table = setting_table("load, share of sampled requests", "requests/s", "p50", "p99", "CPU per request", "dropped")
+    for row in rows:
+        times = map(format_time, (row.call_ms.p50, row.call_ms.p99, row.cpu_ms))
+        table.add_row(_setting(row), f"{row.requests_per_second:,.0f}", *times, f"{row.dropped:,}")
     print_result(table)
+    ratios = setting_table("\nratio to no samples, 95 % interval", "\np50", "\np99", "\nCPU per request")
+    for row in rows:
+        if row.share is not None:
+            ratios.add_row(_setting(row), *("" if one is None else str(one) for one in (row.p50, row.p99, row.cpu)))
+    print_result(ratios)
 
 
-def _ratio(row: Row, ratio: MedianRatio | None) -> str:
-    return "" if row.share is None or ratio is None else str(ratio)
+def _setting(row: Row) -> str:
+    load = f"{row.clients} clients" if row.clients else "half the largest rate"
+    return f"{load}, {'no samples' if row.share is None else f'{row.share:.0%}'}"

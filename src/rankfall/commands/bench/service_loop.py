@@ -109,19 +109,23 @@ def _steps() -> Iterator[OnStep]:
 def _show_load(report: Report) -> None:
     rate = f"{report.requests_per_second:,.0f} of {report.largest_rate:,.0f} requests/s"
     print_result(f"{report.bundle}: {report.items:,} items, {rate}, the largest rate; times in ms\n")
-    headings = "seconds", "answered", "wrong", "p50", "ratio", "p99", "ratio", "CPU per request", "ratio"
-    table = setting_table("recording", *headings)
+    table = setting_table("recording", "seconds", "answered", "wrong", "p50", "p99", "CPU per request")
     for one in report.measured:
         table.add_row(one.kind, *_cells(one))
     print_result(table)
+    ratios = setting_table("\nratio to off, 95 % interval", "\np50", "\np99", "\nCPU per request")
+    for one in report.measured:
+        if one.p50_ratio is not None:
+            cells = ("" if ratio is None else str(ratio) for ratio in (one.p50_ratio, one.p99_ratio, one.cpu_ratio))
+            ratios.add_row(one.kind, *cells)
+    print_result(ratios)
     print_result("")
     print_result(line_table(_load_lines(report)))
 
 
 def _cells(one: Measured) -> list[str]:
     of = one.requests
-    ratios = ["" if ratio is None else str(ratio) for ratio in (one.p50_ratio, one.p99_ratio, one.cpu_ratio)]
-    times = [format_time(of.p50), ratios[0], format_time(of.p99), ratios[1], format_time(one.cpu_ms), ratios[2]]
+    times = map(format_time, (of.p50, of.p99, one.cpu_ms))
     return [f"{of.seconds:,.0f}", f"{of.answered:,}", f"{of.verdicts.get('wrong', 0):,}", *times]
 
 

@@ -148,7 +148,7 @@ def _read(path: Path) -> pa.Table:
         if path.suffix == ".parquet":
             return pq.read_table(path)
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except (pa.ArrowInvalid, FileNotFoundError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(f"items: {path} is missing, damaged or cut off ({error})") from None
 
 

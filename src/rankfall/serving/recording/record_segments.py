@@ -77,7 +77,7 @@ class Segment:
         try:
             with pa.ipc.open_stream(content) as reader:
                 yield from _labelled(reader)
-        except (pa.ArrowInvalid, OSError) as error:  # OSError: what cannot be decompressed
+        except (pa.ArrowException, OSError) as error:  # OSError: what cannot be decompressed
             raise DamagedSegmentError(f"{self.path} is not a segment of records ({error})") from None
 
 
@@ -293,7 +293,7 @@ def _end_of_batches(path: Path) -> int:
             while True:
                 pa.ipc.read_record_batch(pa.ipc.read_message(file), schema).validate(full=True)
                 end = file.tell()
-        except (EOFError, pa.ArrowInvalid, OSError):
+        except (EOFError, pa.ArrowException, OSError):
             return end
 
 
