@@ -416,7 +416,9 @@ def is_whole(path: Path) -> bool:
     content = path.read_bytes()
     if path.suffix == ".json":
         return _is_json(content)
-    if path.suffix == ".jsonl" or path.name == JOURNAL:
+    if path.name == JOURNAL:  # the next process that opens it removes an incomplete last line
+        return all(map(_is_json, content.split(b"\n")[:-1]))
+    if path.suffix == ".jsonl":
         return content[-1:] in (b"", b"\n") and all(map(_is_json, content.splitlines()))
     if path.suffix == ".safetensors":
         header = int.from_bytes(content[:8], "little")

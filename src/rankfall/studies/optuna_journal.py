@@ -49,14 +49,21 @@ class _Lock:
         self._held = ExitStack()
 
     def acquire(self) -> bool:
-        self._held.enter_context(locked(self._path, wait=True))
+        with (
+            ExitStack() as stack
+        ):  # after an error Optuna does not release the lock, and the next attempt would wait for it
+            stack.enter_context(locked(self._path, wait=True))
+            self._remove_incomplete_line()
+            self._held = stack.pop_all()
+        return True
+
+    def release(self) -> None:
+        self._held.close()
+
+    def _remove_incomplete_line(self) -> None:
         with open_new(self._path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - LINE))
             end = file.read()
             if end and not end.endswith(b"\n"):
                 file.truncate(size - len(end) + end.rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        self._held.close()
