@@ -257,7 +257,7 @@ def _answer(
     features = [{name: body[name] for name in FEATURES} for body in bodies]
     encoded = bundle.encode(features, k=ANSWERED, exclude=[body["exclude"] for body in bodies])
     ids = [body["request"] for body in bodies]
-    sampled, seeds = sample_requests(ids, 1.0)
+    sampled, seeds = sample_requests(ids, 1.0, b"loop study")
     rankings = bundle.run(encoded, sampled=sampled).rankings
     model, received = model_name(bundle.manifest), int(portion.requests.time[-1])
     served = [

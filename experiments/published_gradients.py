@@ -1,6 +1,6 @@
 """Gradients of the objectives beside those of the published formulas, written out in plain torch.
 
-``python -m rankfall.benchmarks.published_gradients`` prints the table. The formulas take a batch of full lists and
+``python -m experiments.published_gradients`` prints the table. The formulas take a batch of full lists and
 build n x n matrices. They follow the papers' equations where the text is complete, and otherwise what is known of
 LCRON's code: L_e2e and L_single take 1 - p from the rows behind the first k, FS-LambdaLoss is that of TF-Ranking, ICC
 uses RankNet, and RankFlow trains all stages in one step.

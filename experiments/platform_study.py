@@ -1,6 +1,6 @@
 """Statistics of the simulated platform: the numbers and figures of docs/concepts/simulated-platform.md.
 
-``python -m rankfall.benchmarks.platform_study DIR`` simulates the preset `recflow-like` and writes ``platform.json``
+``python -m experiments.platform_study DIR`` simulates the preset `recflow-like` and writes ``platform.json``
 and the figures to DIR.
 """
 

@@ -1,6 +1,6 @@
 """Examination curves and click-trained rankers of simulated platforms: the numbers of docs/concepts/click-bias.md.
 
-``python -m rankfall.benchmarks.click_study DIR`` simulates a log whose relevant items are the clicked ones, estimates
+``python -m experiments.click_study DIR`` simulates a log whose relevant items are the clicked ones, estimates
 its examination curve, trains a ranking stage with and without inverse propensity weights, and measures it against
 clicks and against the true relevance. It writes ``curves-PRESET.json`` and ``recall-PRESET.json``.
 """
