@@ -27,7 +27,7 @@ demo: .venv/.installed
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src tests docs_site tools
+	$(BIN)/mypy --strict src tests docs_site tools experiments
 	$(BIN)/lint-imports
 
 # Tests of the service's page need a browser. Only root may install Debian's; where there is none those tests skip.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from support.forks import Forks
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs; children inherit that
 register_profiles()
 _NETWORK = Watch()
 

@@ -13,9 +13,8 @@ from torch import nn
 
 import rankfall as rf
 from rankfall import losses, metrics, models, ops
-from rankfall._checks import LARGEST
 from rankfall.metrics.bootstrap import interval, resampled_sums
-from rankfall.option_types import LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
+from rankfall.option_types import LARGEST, LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
 from support.batches import FEATURES
 from support.fuzzing import cases
 from support.hostile_calls import GOOD, Call, calls, outcome, targets
@@ -82,6 +81,7 @@ REFUSED: dict[str, Refused] = {
     "dftopk, tau": (lambda: ops.dftopk(PAIR, 1, tau=1e-30), "tau must be from 1e-10 to 1e"),
     "dftopk, tensor": (lambda: ops.dftopk(PAIR, 1, tau=torch.tensor(1e-30)), "tau must not hold values outside"),
     "dftopk, tau of items": (lambda: ops.dftopk(PAIR, 1, tau=torch.ones(2)), "tau must be .* one value per list"),
+    "pirank_sort, k": (lambda: ops.pirank_sort(PAIR, k=None), "k must be a number of rows"),  # type: ignore[arg-type]
     "pirank_sort, depth": (lambda: ops.pirank_sort(PAIR, k=1, depth=30), "depth must give a tree of at most"),
     "approx_ndcg_loss": (
         lambda: losses.approx_ndcg_loss(PAIR, LABELS, gumbel_samples=10**9),

@@ -6,6 +6,9 @@ import errno
 import os
 import resource
 import signal
+import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -218,3 +221,79 @@ def test_current_directory_is_not_replaced(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match="is the current directory, which cannot be replaced"):
         write(tmp_path.relative_to(tmp_path), "new")
     assert names(tmp_path) == []
+
+
+# --- what is not a regular file -----------------------------------------------------------------------------------
+
+
+def test_target_of_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("old")
+    (tmp_path / "link").symlink_to("second")
+    (tmp_path / "second").symlink_to("real/file")
+    (tmp_path / "dangling").symlink_to("real/new")
+    write_file(tmp_path / "link", "content")
+    write_file(tmp_path / "dangling", "new content")
+    assert os.readlink(tmp_path / "link") == "second"
+    assert (tmp_path / "real" / "file").read_text() == "content"
+    assert (tmp_path / "real" / "new").read_text() == "new content"
+    assert names(tmp_path / "real") == ["file", "new"]
+
+
+def test_link_to_itself_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(ValueError, match="link is a symbolic link that leads to itself"):
+        write_file(tmp_path / "link", "content")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_pipe_is_written_and_stays(tmp_path: Path, linked: bool) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit((tmp_path / "pipe").read_bytes)
+        write_file(tmp_path / ("link" if linked else "pipe"), "content" * 100_000)
+        assert read.result() == b"content" * 100_000
+    assert stat.S_ISFIFO(os.lstat(tmp_path / "pipe").st_mode)
+    assert names(tmp_path) == ["link", "pipe"]
+
+
+def test_device_is_written_and_stays(tmp_path: Path) -> None:
+    """Nodes with the numbers of /dev/null and /dev/full: never the real ones, which an error would replace."""
+    null, full = tmp_path / "null", tmp_path / "full"
+    try:
+        os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(full, stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        null.write_bytes(b"")
+    except PermissionError:
+        pytest.skip("this user may not make devices here")
+    write_file(null, "content")
+    with pytest.raises(OSError, match="No space left"):
+        write_file(full, "content")
+    assert [os.lstat(node).st_rdev for node in (null, full)] == [os.makedev(1, 3), os.makedev(1, 7)]
+    assert names(tmp_path) == ["full", "null"]
+
+
+_TO_STANDARD_OUTPUT = """
+import sys
+from pathlib import Path
+from rankfall._files import write_file
+print("before", flush=True)
+write_file(Path(sys.argv[1]), "content\\n")
+print("after")
+"""
+
+
+def test_standard_output_that_is_a_file_is_written_in_place(tmp_path: Path) -> None:
+    """As in ``rankfall report RUN --out /dev/stdout >> all.html``: what the file has before and after stays.
+
+    The link is a copy of /dev/stdout: never the real one, which an error would replace.
+    """
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
+    command = [sys.executable, "-c", _TO_STANDARD_OUTPUT, str(tmp_path / "stdout")]
+    (tmp_path / "all").write_text("first\n")
+    with (tmp_path / "all").open("a") as output:
+        subprocess.run(command, stdout=output, check=True)
+    assert (tmp_path / "all").read_text() == "first\nbefore\ncontent\nafter\n"
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"before\ncontent\nafter\n"
+    assert (tmp_path / "stdout").is_symlink()

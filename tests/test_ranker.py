@@ -6,6 +6,7 @@ import inspect
 import pickle
 import runpy
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -304,6 +305,122 @@ def test_all_kinds_of_input_give_the_same_scores() -> None:
     assert ranker.score(frame, y) == small().fit(X, y, group).score(X, y, group)
 
 
+# --- missing values, text and categories ----------------------------------------------------------------------------
+
+
+def messy(seed: int = 0) -> tuple[dict[str, list[Any]], Array]:
+    """Columns of all kinds, and labels that depend on a text and on what is missing."""
+    random = np.random.default_rng(seed)
+    rows = sum(SIZES)
+    brand = [[None, "acme", "bolt", "core"][one] for one in random.integers(0, 4, rows)]
+    price: list[Any] = [None if random.random() < 0.3 else float(one) for one in random.normal(5, 2, rows).round(2)]
+    columns = {
+        "brand": brand,
+        "price": price,
+        "device": [["phone", "tablet"][one] for one in random.integers(0, 2, rows)],
+        "stock": [None if random.random() < 0.2 else int(one) for one in random.integers(0, 9, rows)],
+        "new": random.integers(0, 2, rows).astype(bool).tolist(),
+        "age": random.normal(size=rows).tolist(),
+    }
+    return columns, np.array([2 * (b == "acme") + (p is None) for b, p in zip(brand, price, strict=True)])
+
+
+def in_pandas(columns: dict[str, list[Any]], **types: str) -> pd.DataFrame:
+    return pd.DataFrame(columns).astype({"device": "category", "stock": "Int64", "price": "float64", **types})
+
+
+def in_polars(columns: dict[str, list[Any]]) -> pl.DataFrame:
+    return pl.DataFrame(columns).with_columns(pl.col("device").cast(pl.Categorical))
+
+
+def encoded(columns: dict[str, list[Any]], train: dict[str, list[Any]]) -> Array:
+    """The features of the columns, written out."""
+    features: list[list[float]] = []
+    for name, values in columns.items():
+        if name in ("brand", "device"):
+            texts = ["acme", "bolt", "core", None] if name == "brand" else ["phone", "tablet"]
+            features += [[float(value == text) for value in values] for text in texts]
+            continue
+        known = [value for value in train[name] if value is not None]
+        features.append([sum(known) / len(known) if value is None else float(value) for value in values])
+        if len(known) < len(train[name]):
+            features.append([float(value is None) for value in values])
+    return np.array(features).T
+
+
+def test_frames_with_missing_values_and_text_are_their_written_out_features(tmp_path: Path) -> None:
+    train, y = messy()
+    other, _ = messy(1)
+    other["brand"][:3], other["device"][:2] = ["new brand", "acme", None], ["watch", None]  # unknown in fit
+    other["age"][4] = None  # never missing in fit
+    by_hand = small(epochs=9).fit(
+        encoded(train, train), y, SIZES, eval_set=(encoded(other, train), y), eval_group=SIZES
+    )
+    expected = by_hand.predict(encoded(other, train))
+    for make in (in_pandas, in_polars, partial(in_pandas, brand="category"), partial(in_pandas, brand="object")):
+        ranker = small(epochs=9).fit(make(train), y, SIZES, eval_set=(make(other), y), eval_group=SIZES)
+        assert ranker.n_features_in_ == 6
+        assert ranker.evals_result_ == by_hand.evals_result_
+        ranker.save(tmp_path / "ranker.safetensors")
+        for kept in (ranker, rf.Ranker.load(tmp_path / "ranker.safetensors"), pickle.loads(pickle.dumps(ranker))):
+            for table in (in_pandas(other), in_polars(other)):
+                np.testing.assert_allclose(kept.predict(table), expected, rtol=1e-6, atol=1e-6)
+    frame = in_pandas(train)
+    assert small(epochs=20).fit(frame, y, SIZES).score(frame, y, SIZES) > 0.95
+    assert small(epochs=20).fit(frame[["age"]], y, SIZES).score(frame[["age"]], y, SIZES) < 0.85
+
+
+def test_missing_numbers_in_arrays_and_numbers_as_categories() -> None:
+    X, y, group = planted()
+    X[::3, 1] = np.nan
+    filled = np.where(np.isnan(X), np.nanmean(X, 0), X)
+    by_hand = np.insert(filled, 2, np.isnan(X[:, 1]), axis=1)
+    expected = small().fit(by_hand, y, group).predict(by_hand)
+    np.testing.assert_allclose(small().fit(X, y, group).predict(X), expected, rtol=1e-6, atol=1e-6)
+    codes = pd.Series(np.resize([1, 2, 3], len(y)))
+    ranker = small().fit(pd.DataFrame({"a": X[:, 0], "code": codes.astype("category")}), y, group)
+    lost = pd.DataFrame({"a": X[:, 0], "code": codes.where(codes != 3).astype("Int64").astype("category")})
+    again = ranker.predict(lost)  # a missing category does not change the names of the others
+    whole = ranker.predict(pd.DataFrame({"a": X[:, 0], "code": codes.astype("category")}))
+    assert np.array_equal(again[codes != 3], whole[codes != 3])
+    assert not np.array_equal(again, whole)
+
+
+def test_columns_that_change_their_kind_are_refused() -> None:
+    train, y = messy()
+    ranker = small().fit(in_pandas(train), y, SIZES)
+    frame = in_pandas(train)
+    with pytest.raises(ValueError, match="X, column 'price': found text, expected numbers as in fit"):
+        ranker.predict(frame.assign(price="cheap"))
+    with pytest.raises(ValueError, match="X, column 'brand': found numbers, expected text as in fit"):
+        ranker.predict(frame.assign(brand=1.5))
+    with pytest.raises(ValueError, match="X, column 'brand': found numbers, expected text"):
+        ranker.predict(np.zeros((3, 6)))
+    with pytest.raises(ValueError, match=r"eval_set, X of valid_0: found the columns .* in their order"):
+        small().fit(frame, y, SIZES, eval_set=(frame[frame.columns[::-1]], y), eval_group=SIZES)
+    nothing = frame.assign(price=None, brand=np.nan)  # all missing, whatever their types
+    assert np.isfinite(ranker.predict(nothing)).all()
+
+
+def test_rare_texts_are_unknown_and_older_files_refuse_missing_numbers(tmp_path: Path) -> None:
+    X, y, group = [f"q{number}" for number in range(300)], np.arange(300) % 3, [30] * 10
+    X[-40:] = ["often"] * 40
+    with pytest.warns(UserWarning, match=r"column 'text' has 261 different texts: the 255 most frequent ones"):
+        ranker = small().fit(pl.DataFrame({"text": X}), y, group)
+    assert ranker.model_.scaling.mean.shape == (255,)
+    one, two = ranker.predict(pl.DataFrame({"text": ["never seen", "q99"]}))  # q99 is the last of equally rare texts
+    assert one == pytest.approx(two, abs=1e-6)
+    plain = small().fit(planted()[0], *planted()[1:])
+    plain.save(tmp_path / "new.safetensors")
+    tensors, about = read_checkpoint(tmp_path / "new.safetensors")
+    del about["columns"]
+    write_checkpoint(tmp_path / "old.safetensors", tensors, about)
+    old = rf.Ranker.load(tmp_path / "old.safetensors")
+    assert np.array_equal(old.predict(planted()[0]), plain.predict(planted()[0]))
+    with pytest.raises(ValueError, match="X: found nan in row 3, column '1'"):
+        old.predict(with_value((3, 1), np.nan))
+
+
 def with_value(place: tuple[int, int], value: float) -> Array:
     X = planted()[0]
     X[place] = value
@@ -313,13 +430,20 @@ def with_value(place: tuple[int, int], value: float) -> Array:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"X": with_value((3, 1), np.nan)}, r"X: found nan in row 3, column '1' \(1 in all\), expected finite numbers"),
-        ({"X": with_value((2, 0), -np.inf)}, "X: found -inf in row 2"),
+        (
+            {"X": with_value((2, 0), -np.inf)},
+            r"X: found -inf in row 2, column '0' \(1 in all\), expected finite numbers",
+        ),
         ({"X": with_value((2, 0), 1e300)}, "X: found 1e\\+300, expected numbers that float32 can represent"),
         ({"X": planted()[0][:, 0]}, r"X: found shape \(60,\), expected \(rows, features\)"),
         ({"X": np.full((60, 2), "a")}, "X: found <U1, expected numbers"),
         ({"X": np.empty((0, 4)), "y": [], "group": [0]}, "X: found no rows"),
-        ({"X": pd.DataFrame({"a": ["x"] * 60})}, "X, column 'a': found"),
+        ({"X": pd.DataFrame({"a": ["x", 1.5] * 30})}, "X, column 'a': found text and numbers"),
+        ({"X": pd.DataFrame({"a": [[1.0]] * 60})}, "X, column 'a': found values that are neither numbers nor text"),
+        ({"X": pd.DataFrame({"a": pd.date_range("2025-01-01", periods=60)})}, "X, column 'a': found datetime64"),
+        ({"X": pl.DataFrame({"a": [{"b": 1}] * 60})}, "X, column 'a': found Struct"),
+        ({"X": pd.DataFrame(planted()[0], columns=list("abca"))}, "X: found a column twice in a, b, c, a"),
+        ({"X": pd.DataFrame(index=range(60))}, "X: found no feature column"),
         ({"y": planted()[1][:-1]}, r"y: found shape \(59,\), expected one value per row of X \(60\)"),
         ({"y": planted()[1] - 1}, "y: found -1 in row"),
         ({"y": np.zeros(60)}, "all 8 lists of X give no order to learn"),
@@ -333,7 +457,10 @@ def with_value(place: tuple[int, int], value: float) -> Array:
         ({"group": None, "qid": [0, 1]}, r"qid: found shape \(2,\)"),
         ({"sample_weight": np.full(60, -1.0)}, r"sample_weight: found -1 in row 0 \(60 in all\)"),
         ({"eval_set": [(planted()[0], planted()[1])]}, "eval_group: found neither"),
-        ({"eval_set": [(planted()[0][:, :2], planted()[1])], "eval_group": [SIZES]}, "eval_set: found 2 features"),
+        (
+            {"eval_set": [(planted()[0][:, :2], planted()[1])], "eval_group": [SIZES]},
+            "eval_set, X of valid_0: found 2 features",
+        ),
         ({"eval_set": [planted()[0]], "eval_group": [SIZES]}, "eval_set: found ndarray, expected pairs"),
         ({"eval_set": [(planted()[0], planted()[1])] * 2, "eval_group": [SIZES]}, "eval_group: found 1, expected one"),
         ({"eval_set": (planted()[0], np.zeros(60)), "eval_group": SIZES}, "eval_set, valid_0: ndcg@10 is undefined"),

@@ -85,7 +85,7 @@ def write_rows(directory: Path, *, requests: int = 150) -> None:
             "item": f"i{item}",
             "stage": chance.choice(["matched", "ranked"]),
             "rank": chance.choice([None, 1, 2, 3]),
-            "price": chance.choice([-2.0, 0.0, 1.5, 40.0]),
+            "price": [-2.0, 0.0, 1.5, 40.0][item % 4],
             "clicked": int(chance.random() < 0.3),
         }
         for request in range(requests)

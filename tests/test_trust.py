@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,3 +78,26 @@ def test_a_user_without_a_home_directory_trusts_nothing(file: Path, monkeypatch:
         remember([file])
     with stored_code("runs/first"), pytest.raises(UntrustedError):
         check_import("own.py:value", file)
+
+
+def test_files_of_a_stored_directory_lead_nowhere_else(tmp_path: Path) -> None:
+    """A run of a stranger must not let ``rankfall evaluate`` overwrite a file of the user."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (tmp_path / "profile").write_text("mine")
+    (run / "checkpoints" / "1").touch()
+    (run / "checkpoints" / "latest").symlink_to("1")
+    with stored_code(run):
+        pass
+    (run / "evaluation.json").symlink_to(tmp_path / "profile")
+    with (
+        pytest.raises(UntrustedError, match=r"evaluation.json is a link to .*profile"),
+        stored_code(run),
+    ):
+        pass
+    with stored_code(run, trust=True):
+        pass
+    (run / "evaluation.json").unlink()
+    os.mkfifo(run / "evaluation.json")
+    with pytest.raises(UntrustedError, match=r"evaluation.json is not a file"), stored_code(run, trust=True):
+        pass

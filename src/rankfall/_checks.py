@@ -17,15 +17,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from rankfall.option_types import LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
+from rankfall.option_types import LARGEST, LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from jaxtyping import Bool, Float
-
-LARGEST = 1e10
-"""Largest absolute value of scores, labels and weights. Products and sums of such values stay finite in float32."""
 
 BEYOND = f"NaN, inf or numbers beyond {LARGEST:g}"
 
@@ -312,11 +309,23 @@ def can_read_values(tensor: Tensor) -> bool:
 def _all_within(tensor: Tensor) -> bool:
     # The norm is at most LARGEST only if every value is; it is several times cheaper than a comparison of every value.
     # If the norm is larger, the caller runs the exact check.
-    return float(torch.linalg.vector_norm(tensor.detach())) <= LARGEST
+    return _read(torch.linalg.vector_norm(tensor.detach())) <= LARGEST
+
+
+def _read(value: Tensor) -> float:
+    try:
+        return float(value)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise RuntimeError(
+            "functions of rankfall read values to check them, which torch.func.vmap does not allow; they are batched: "
+            "call them once with all lists, in leading dimensions"
+        ) from None
 
 
 def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
-    if bool(bad.any()):
+    if _read(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(f"{name} must not hold {found}, found at index {where}")
 

@@ -69,6 +69,14 @@ def open_new(path: Path, mode: Literal["wb", "w+b", "r+b"] = "wb") -> io.FileIO:
     return _File(path, mode)
 
 
+def pour(path: Path, target: Path, number: int | None = None) -> None:
+    """Write the content of a file to a device or a pipe, or to the open file of that number at its position."""
+    announce("open", target)
+    with path.open("rb") as source, open(target if number is None else os.dup(number), "wb") as file:
+        announce("write", target)
+        shutil.copyfileobj(source, file)
+
+
 def allocate(path: Path, size: int) -> None:
     """Create a file of zeros whose blocks exist: writing to a mapped file without blocks ends the process."""
     with open_new(path) as file:

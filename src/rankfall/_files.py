@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rankfall import _disk
 from rankfall._leftovers import DELETED, REPLACED, TEMPORARY, held_directory, held_file, set_aside, sweep
@@ -21,9 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
 
-def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file atomically: a reader, even after a crash, finds either the old content or the new one."""
+def write_file(path: Path, content: bytes | str, *, mode: int | None = None) -> None:
+    """Write a file atomically: a reader, even after a crash, finds either the old content or the new one.
+
+    As with :func:`new_content`, a link stays and its target is replaced, and a device or a pipe is written to.
+
+    Args:
+        path: The file.
+        content: Its content.
+        mode: Its permissions, from before it has content. Default: those of new files.
+    """
     with new_content(path) as temporary, _disk.open_new(temporary, "r+b") as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -31,16 +42,43 @@ def write_file(path: Path, content: bytes | str) -> None:
 def new_content(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file to write, which replaces `path` atomically when the context ends without an error.
 
-    The temporary file is synced to disk before the replacement, and deleted after an error.
+    The temporary file is synced to disk before the replacement, and deleted after an error. Only a regular file is
+    replaced: of a symbolic link, its target. The content is written to anything else, such as a device, a pipe, or the
+    file that is standard output.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory, expected a file")
+    standard = standard_output(path)
+    if standard is not None or (path.exists() and not path.is_file()):
+        with scratch_directory("output") as directory:
+            _disk.open_new(directory / "content").close()
+            yield directory / "content"
+            _disk.pour(directory / "content", path, standard)
+        return
+    path = _without_links(path) if path.is_symlink() else path
     sweep(path.parent, path.name)
     with held_file(path) as temporary:
         yield temporary
         _disk.sync(temporary)
         _disk.rename(temporary, path)
     _disk.sync(path.parent)  # so that the name is on disk, too
+
+
+def standard_output(path: Path) -> int | None:
+    """Return the number of standard output or standard error if it is the file at a path, such as ``/dev/stdout``."""
+    for number in (1, 2):
+        with suppress(OSError):  # closed, or no such file
+            if os.path.samestat(path.stat(), os.fstat(number)):
+                return number
+    return None
+
+
+def _without_links(path: Path) -> Path:
+    """Return the path to which symbolic links lead."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise ValueError(f"out: {path} is a symbolic link that leads to itself") from None
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -86,6 +124,19 @@ def locked(path: Path, *, busy: str = "", wait: bool = False) -> Generator[None]
         os.close(handle)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Raises:
+        ValueError: If it is something else: a device may have no end, and a named pipe waits for a process that writes.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError(f"path: {path} is not a file")
+    return open(handle, "rb", buffering=0)
+
+
 def checksum(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
@@ -109,10 +160,7 @@ def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool =
         is_ours: Function that returns whether an existing directory was written by the same command.
         force: Whether to replace an existing directory.
     """
-    try:
-        out = out.resolve()  # keep a link and replace its target
-    except RuntimeError:
-        raise ValueError(f"out: {out} is a symbolic link that leads to itself") from None
+    out = _without_links(out)  # keep a link and replace its target
     if out.parent.is_dir():
         sweep(out.parent, out.name)  # this may also restore `out`
     _check_replaceable(out, is_ours, force)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
+
+from rankfall._files import open_regular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LARGEST = 2**28  # bytes of a file, which take gigabytes as values
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -23,3 +31,17 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("found values nested too deeply") from None
+
+
+def read_json_file(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        ValueError: If it is not a file, is too large, or is not JSON.
+        OSError: If it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(min(LARGEST, os.fstat(file.fileno()).st_size) + 1)  # not a buffer of LARGEST bytes
+    if len(content) > LARGEST:
+        raise ValueError(f"path: {path} has more than {LARGEST:,} bytes")
+    return parse_json(content.decode())

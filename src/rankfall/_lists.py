@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rankfall._checks import (
-    LARGEST,
     can_read_values,
     check_choice,
     check_count,
@@ -27,6 +26,7 @@ from rankfall._checks import (
     check_values,
     widen,
 )
+from rankfall.option_types import LARGEST
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -57,7 +57,7 @@ def list_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def has_positive(labels: Tensor, mask: Tensor) -> Tensor:
-    """Return which lists have a real item with a positive label. All others have loss 0 in every listwise loss."""
+    """Return which lists have a real item with a positive label. All others have loss 0 in losses with gains."""
     return ((labels > 0) & mask).any(-1)
 
 
@@ -65,6 +65,14 @@ def has_order(labels: Tensor, mask: Tensor) -> Tensor:
     """Return which lists have two real items with different labels."""
     highest = labels.masked_fill(~mask, -torch.inf).amax(-1)
     return highest > labels.masked_fill(~mask, torch.inf).amin(-1)
+
+
+def counts_for_order(labels: Tensor, mask: Tensor) -> Tensor:
+    """Return which lists have a loss of the order of their labels: all but those without labels other than one <= 0.
+
+    Two different labels are an order, whatever their signs. Equal positive labels count as ties.
+    """
+    return has_order(labels, mask) | has_positive(labels, mask)
 
 
 def has_recall_signal(truth: Tensor, mask: Tensor, k: int) -> Tensor:
@@ -167,6 +175,13 @@ def top_labels(labels: Tensor, k: int, mask: Tensor, *, positive_only: bool = Tr
     share = safe_divide(places.to(labels.dtype), tied.sum(-1, keepdim=True).to(labels.dtype))
     # A list of scores with fewer than k items, one of them -inf, has more places left than ties.
     return above.to(labels.dtype) + tied * share.clamp(max=1.0)
+
+
+def check_relevant(labels: Tensor, positive_only: bool) -> None:
+    """Raise an error for negative labels if only positive ones are relevant: the others would be lost silently."""
+    if check_flag("positive_only", positive_only):
+        found = "values below 0 with positive_only=True; positive_only=False takes the k best labels of any sign"
+        check_none("labels", labels < 0, found)
 
 
 def relevant_order(relevance: Tensor, grades: Tensor, mask: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 def has_format(file: Path, name: str) -> bool:
     """Return whether a manifest exists and names the format, of any version."""
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = read_json_file(file)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == name
@@ -42,7 +42,7 @@ def read_manifest(
     """
     if not has_format(path / MANIFEST, name):
         raise ValueError(f"path: {path} is not {kind}{_missing(path)}")
-    manifest: dict[str, Any] = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
+    manifest: dict[str, Any] = read_json_file(path / MANIFEST)
     if manifest.get("version") != version:
         raise ValueError(
             f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
@@ -86,7 +86,8 @@ def check_names(path: Path, what: str, names: Iterable[str]) -> None:
 def _missing(path: Path) -> str:
     """Return where a directory was looked for that does not exist, and which one may be meant."""
     if path.exists():
-        return ""
+        is_other = (path / MANIFEST).exists() and not (path / MANIFEST).is_file()
+        return f": {path / MANIFEST} is not a file" if is_other else ""
     parent = path.absolute().parent
     others = [other.name for other in parent.iterdir() if other.is_dir()] if parent.is_dir() else []
     return f"; {path.absolute()} does not exist{did_you_mean(path.name, others)}"

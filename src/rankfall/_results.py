@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from rankfall._files import write_file
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._tables import Tables, draws
 from rankfall._yaml_config import explain
 
@@ -75,7 +75,7 @@ class Result:
             ResultError: the file is damaged, or a field is missing or wrong.
         """
         try:
-            content = parse_json(path.read_text(encoding="utf-8"))
+            content = read_json_file(path)
         except ValueError:
             raise ResultError(f"{path} is damaged: it is not JSON") from None
         return cls.from_json(content, where=str(path))

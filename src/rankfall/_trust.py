@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from rankfall._disk import make_directory
 from rankfall._files import checksum, locked, write_file
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -56,12 +56,30 @@ def stored_code(where: str | Path, *, trust: bool = False) -> Generator[None]:
     Args:
         where: What is read, such as a run directory, for error messages.
         trust: Whether to import all code that it names. It holds for everything inside this context.
+
+    Raises:
+        UntrustedError: If a directory has a pipe or a device, or a link to a file elsewhere, which a command that
+            writes there would overwrite.
     """
-    token = _STORED.set(_Stored(str(where), trust or is_trusted()))
+    stored = _Stored(str(where), trust or is_trusted())
+    _check_kinds(Path(where), stored.trust)
+    token = _STORED.set(stored)
     try:
         yield
     finally:
         _STORED.reset(token)
+
+
+def _check_kinds(directory: Path, trust: bool) -> None:
+    for place, _, names in os.walk(directory):
+        for file in (Path(place, name) for name in names):
+            if file.exists() and not file.is_file():
+                raise UntrustedError(f"path: {file} is not a file: remove it")
+            if not trust and file.is_symlink() and not file.resolve().is_relative_to(directory.resolve()):
+                raise UntrustedError(
+                    f"path: {file} is a link to {file.resolve()}, a file outside of {directory} that a command could "
+                    "overwrite; remove the link, or allow it with --trust (trust=True in Python)"
+                )
 
 
 def is_trusted() -> bool:
@@ -110,20 +128,29 @@ def remember(files: Iterable[str | Path]) -> None:
         write_file(path, json.dumps(known, indent=1) + "\n")
 
 
-def _record() -> Path:
+def state_directory() -> Path:
+    """Return the directory for what rankfall keeps of this user.
+
+    Raises:
+        OSError: If the user has no home directory.
+    """
     state = os.environ.get(STATE)
     if state:
-        return Path(state) / "rankfall" / TRUSTED
+        return Path(state) / "rankfall"
     try:
-        return Path.home() / ".local" / "state" / "rankfall" / TRUSTED
+        return Path.home() / ".local" / "state" / "rankfall"
     except RuntimeError:  # a user without a home directory, as in some containers
         raise OSError(f"there is no home directory; {STATE} can name one for the record of trusted files") from None
+
+
+def _record() -> Path:
+    return state_directory() / TRUSTED
 
 
 def _known() -> dict[str, list[str]]:
     """Return the checksums of the trusted contents of each file."""
     try:
-        content = parse_json(_record().read_text(encoding="utf-8"))
+        content = read_json_file(_record())
     except (OSError, ValueError):  # a record that cannot be read trusts nothing
         return {}
     return content if isinstance(content, dict) else {}

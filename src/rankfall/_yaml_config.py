@@ -73,8 +73,10 @@ def to_yaml(content: Mapping[str, Any]) -> str:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file. Raises ConfigError if the file is missing or holds no mapping."""
     try:
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise ConfigError(f"{path} is not a file, expected a YAML file")  # a pipe would wait, a device may not end
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)  # some files, such as devices, do not end
+            content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(f"{path}: found more than {MAX_BYTES:,} bytes, expected a YAML file of at most so many")
         text = content.decode()

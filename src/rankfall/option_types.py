@@ -34,6 +34,10 @@ __all__ = [
 LARGEST_COUNT = 2**31 - 1
 SMALLEST_SCALE, LARGEST_SCALE = 1e-10, 1e10
 
+LARGEST = 1e10
+"""Largest absolute value of scores, labels and weights, and of what clients report and send as numbers. Products and
+sums of such values stay finite in float32."""
+
 
 @dataclass(frozen=True)
 class OrName:

@@ -27,18 +27,10 @@ from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves
-from rankfall.data.lists.arrays import (
-    QID,
-    column_names,
-    eval_pairs,
-    per_set,
-    split_of,
-    to_column,
-    to_features,
-    to_offsets,
-)
+from rankfall.data.lists.arrays import QID, eval_pairs, per_set, split_of, to_column, to_offsets
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
+from rankfall.data.lists.table_columns import Column, TableEncoding
 from rankfall.losses import GradeSoftmaxLoss
 from rankfall.metrics.named import forms, parse
 from rankfall.models import FeatureScaling
@@ -137,14 +129,15 @@ class Ranker:
         verbose: Whether to write one line per epoch to standard error.
 
     Attributes:
-        n_features_in_: Number of features.
-        feature_names_in_: Names of the features, if `X` was a data frame.
+        n_features_in_: Number of columns of `X`.
+        feature_names_in_: Names of the columns, if `X` was a data frame.
         n_iter_: Number of epochs trained.
         best_iteration_: Epoch of the weights that `predict` uses; the first is 1.
         best_score_: Metrics of that epoch, by evaluation set; empty without `eval_set`.
         evals_result_: Metrics of all epochs, by evaluation set.
         loss_curve_: Mean training loss of each epoch.
-        model_: The trained module, which maps features ``(rows, features)`` to scores ``(rows,)``.
+        model_: The trained module, which maps features ``(rows, features)`` to scores ``(rows,)``. A column of text or
+            with missing values has several features.
 
     Examples:
         >>> import numpy as np
@@ -165,6 +158,7 @@ class Ranker:
     best_score_: dict[str, dict[str, float]]
     evals_result_: dict[str, dict[str, list[float]]]
     loss_curve_: list[float]
+    _encoding: TableEncoding
     _loaded: _Loaded | None = None
 
     def __init__(
@@ -238,8 +232,11 @@ class Ranker:
         """Train on lists. With `eval_set`, keep the weights of the best epoch, otherwise those of the last.
 
         Args:
-            X: Features ``(rows, features)``: NumPy array, torch tensor, pandas or polars data frame. A column named
-                ``qid`` has the query of each row.
+            X: Features ``(rows, features)``: NumPy array, torch tensor, pandas or polars data frame. Numbers may be
+                missing (NaN): they are replaced by the mean of their column, and a feature says which ones were
+                missing. A column of text or categories becomes one feature for each of its 255 most frequent values;
+                in `predict` values that are not among them count as unknown. A column named ``qid`` has the query of
+                each row.
             y: Labels ``(rows,)``, from 0 on; larger is more relevant.
             group: Sizes of consecutive lists: ``[3, 2]`` means that the first three rows are a list, the next two
                 another one.
@@ -261,10 +258,10 @@ class Ranker:
         Raises:
             ValueError: If an argument is wrong, or training fails, for example because the loss became NaN.
         """
-        names = column_names(X)
-        train, weights = self._split(TRAINING, X, y, group, qid, sample_weight)
+        encoding, features = TableEncoding.fit(X)
+        train, weights = self._split(TRAINING, X, features, y, group, qid, sample_weight)
         sets = eval_pairs(eval_set, eval_X, eval_y)
-        evaluated = self._eval_splits(train, sets, eval_names, eval_group, eval_qid)
+        evaluated = self._eval_splits(encoding, sets, eval_names, eval_group, eval_qid)
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
         with self._code_of_file(), _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
@@ -272,11 +269,14 @@ class Ranker:
                 built = self._build_loss(config, weights)
                 learner, result = self._train(config, built, train, evaluated, metrics, weights)
         self._keep(learner, result)
-        self.n_features_in_ = train.features.shape[1]
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        if names is not None:
-            self.feature_names_in_ = np.array(names, dtype=object)
+        self._keep_encoding(encoding)
         return self
+
+    def _keep_encoding(self, encoding: TableEncoding) -> None:
+        self._encoding, self.n_features_in_ = encoding, len(encoding.columns)
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        if encoding.named:
+            self.feature_names_in_ = np.array(encoding.names, dtype=object)
 
     def _code_of_file(self) -> AbstractContextManager[None]:
         """Return the context for code that a file names, if the loss or the model is still the one of that file."""
@@ -286,10 +286,18 @@ class Ranker:
         return stored_code(stored.path, trust=stored.trust)
 
     def _split(
-        self, name: str, table: Any, labels: Any, group: Any, qid: Any, weight: Any = None, *, where: str = ""
+        self,
+        name: str,
+        table: Any,
+        features: NDArray[np.float32],
+        labels: Any,
+        group: Any,
+        qid: Any,
+        weight: Any = None,
+        *,
+        where: str = "",
     ) -> tuple[RankingSplit, Tensor | None]:
         """Check lists, and return them and the weights of their rows."""
-        features = to_features(table, where=f"{where}X")
         if not len(features):
             raise ValueError(f"{where}X: found no rows, expected at least one list")
         if qid is None and QID in map(str, getattr(table, "columns", ())):
@@ -300,7 +308,7 @@ class Ranker:
         return split_of(name, features, column, offsets, qids), weights
 
     def _eval_splits(
-        self, train: RankingSplit, sets: Sequence[Any], names: Sequence[str] | None, group: Any, qid: Any
+        self, encoding: TableEncoding, sets: Sequence[Any], names: Sequence[str] | None, group: Any, qid: Any
     ) -> dict[str, RankingSplit]:
         names = [f"valid_{number}" for number in range(len(sets))] if names is None else list(names)
         groups, qids = per_set(group, len(sets), "eval_group"), per_set(qid, len(sets), "eval_qid")
@@ -310,13 +318,9 @@ class Ranker:
         for name, pair, one_group, one_qid in zip(names, sets, groups, qids, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(f"eval_set: found {type(pair).__name__}, expected pairs (X, y)")
-            features, labels = pair
-            found[name], _ = self._split(name, features, labels, one_group, one_qid, where="eval_")
-            if found[name].features.shape[1] != train.features.shape[1]:
-                raise ValueError(
-                    f"eval_set: found {found[name].features.shape[1]} features in {name}, expected "
-                    f"{train.features.shape[1]} as in X"
-                )
+            table, labels = pair
+            features = encoding.encode(table, where=f"eval_set, X of {name}")
+            found[name], _ = self._split(name, table, features, labels, one_group, one_qid, where="eval_")
         return found
 
     def _config(self, metric: str, valid: str) -> RankerConfig:
@@ -453,19 +457,21 @@ class Ranker:
         """Return the scores of rows ``(rows,)``; larger is better, and only the order within a list has a meaning.
 
         Args:
-            X: Features as in `fit`. A column ``qid`` is ignored.
+            X: Features as in `fit`, with the columns of `fit` in their order. A column ``qid`` is ignored.
 
         Raises:
             ValueError: If the ranker is not fitted, or the features differ from those of `fit`.
         """
         self._check_fitted()
-        features = self._features_like_fit(X)
+        features = self._encoding.encode(X)
         split = split_of("predict", features, np.zeros(len(features), np.float32), np.array([0, len(features)]), ["0"])
         if not len(features):
             return np.empty(0, np.float32)
+        return self._scores(split).numpy()
+
+    def _scores(self, split: RankingSplit) -> Tensor:
         with seeded(0, _threads(self.n_jobs)):
-            found: NDArray[np.float32] = score(self.model_, split).numpy()
-        return found
+            return score(self.model_, split)
 
     def score(
         self,
@@ -489,28 +495,13 @@ class Ranker:
             ValueError: If the metric is undefined on all lists.
         """
         self._check_fitted()
-        self._features_like_fit(X)
-        split, _ = self._split("score", X, y, group, qid)
+        split, _ = self._split("score", X, self._encoding.encode(X), y, group, qid)
         named = parse(metric)
-        return mean_over_lists(measure(torch.from_numpy(self.predict(X)), split, [named])[named.name], metric, "y")
+        return mean_over_lists(measure(self._scores(split), split, [named])[named.name], metric, "y")
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             raise NotFittedError("Ranker is not fitted; call fit(X, y, group) first")
-
-    def _features_like_fit(self, table: Any) -> NDArray[np.float32]:
-        names = column_names(table)
-        known = getattr(self, "feature_names_in_", None)
-        if names is not None and known is not None and names != list(known):
-            other = [name for name in [*names, *known] if (name in names) != (name in known)]
-            raise ValueError(
-                f"X: found the columns {', '.join(names)}, expected those of fit in their order"
-                + (f"; only one of both has {', '.join(other)}" if other else "")
-            )
-        features = to_features(table)
-        if features.shape[1] != self.n_features_in_:
-            raise ValueError(f"X: found {features.shape[1]} features, expected {self.n_features_in_} as in fit")
-        return features
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -526,12 +517,12 @@ class Ranker:
             arguments["loss"] = f"{self.loss.__module__}:{getattr(self.loss, '__qualname__', _name(self.loss))}"
         if not isinstance(self.random_state, int | None):
             arguments["random_state"] = None
-        names = getattr(self, "feature_names_in_", None)
         about = {
             "kind": FORMAT,
             "arguments": _plain(arguments),
             "features": self.n_features_in_,
-            "names": None if names is None else list(names),
+            "names": self._encoding.names if self._encoding.named else None,
+            "columns": self._encoding.to_json(),
             "grades": self.model_.grades,
             "results": {name: getattr(self, name) for name in _RESULTS},
         }
@@ -555,14 +546,18 @@ class Ranker:
         ranker = cls(**about["arguments"])
         # weights do not depend on the loss, whose code is not imported
         draft = cls(**{**about["arguments"], "loss": "softmax_loss"})
+        named = about["names"] is not None
+        if "columns" in about:
+            encoding = TableEncoding.load(about["columns"], named=named)
+        else:  # an older file, of a ranker of numbers only
+            names = about["names"] if named else map(str, range(about["features"]))
+            encoding = TableEncoding([Column(name) for name in names], named)
         with stored_code(path, trust=trust), torch.random.fork_rng(devices=[]):  # initial weights are replaced
             config = draft._config("ndcg", NOT_VALIDATED)
-            scaling = FeatureScaling.identity(about["features"], log1p=config.data.log1p)
+            scaling = FeatureScaling.identity(encoding.width, log1p=config.data.log1p)
             ranker.model_ = make_ranker(config.model, scaling, about["grades"]).eval()
         ranker.model_.load_state_dict(tensors)
-        ranker.n_features_in_ = about["features"]
-        if about["names"] is not None:
-            ranker.feature_names_in_ = np.array(about["names"], dtype=object)
+        ranker._keep_encoding(encoding)
         vars(ranker).update({name: about["results"][name] for name in _RESULTS})
         ranker._loaded = _Loaded(path, trust, dict(about["arguments"]))
         return ranker
@@ -606,7 +601,10 @@ class Ranker:
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
-            estimator_type=None, target_tags=TargetTags(required=True), input_tags=InputTags(), non_deterministic=False
+            estimator_type=None,
+            target_tags=TargetTags(required=True),
+            input_tags=InputTags(allow_nan=True, categorical=True),
+            non_deterministic=False,
         )
 
     def __sklearn_clone__(self) -> Self:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.forks import DEADLINE, ENVIRONMENT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROGRAM = """
 import os, sys
@@ -34,8 +38,8 @@ def interrupted_at(module: str, *words: str, first: str = "") -> subprocess.Comp
 
 
 @pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.tune", "rankfall.simulation.simulate"])
-def test_ctrl_c_during_imports_shows_no_traceback(module: str) -> None:
-    done = interrupted_at(module, "simulate", "log", "--preset", "tiny")
+def test_ctrl_c_during_imports_shows_no_traceback(module: str, tmp_path: Path) -> None:
+    done = interrupted_at(module, "simulate", str(tmp_path / "log"), "--preset", "tiny")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import subprocess
 import sys
 import threading
 import warnings
@@ -244,6 +246,20 @@ def test_a_reader_of_the_output_that_ends_is_no_error(
         monkeypatch.setattr(sys, "stdout", unread)
         assert run("methods") == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", ["methods", "methods --json", "--help"])
+def test_closed_standard_output_is_an_error_with_a_message(words: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m rankfall {words} "
+    found = subprocess.run(["sh", "-c", command + ">&-"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == "error: [Errno 9] standard output is closed, the result cannot be printed\n"
+
+
+def test_closed_standard_error_drops_messages(tmp_path: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m rankfall data {tmp_path / 'nothing'} 2>&- <&-"
+    found = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", "")
 
 
 def test_a_broken_pipe_of_another_process_is_an_error(

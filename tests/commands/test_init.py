@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from rankfall.data.impressions.spec import load_spec
+from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config
 from rankfall.data.sources.draft.draft_files import draft_files
 from rankfall.data.sources.recflow_spec import recflow_spec
 from rankfall.training.config.load_config import load_config
@@ -110,6 +111,9 @@ def test_the_draft_for_the_log_of_the_tutorial_is_the_description_of_the_tutoria
         "train": "2024-01-01..2024-01-05",
         "valid": "2024-01-06",
         "test": "2024-01-07",
+        "labels": "relevance",  # clicks are evaluated; the order of stages and ranks is production's
+        "negatives": 120,  # twice the items of a list
+        "length": "all",
     }
     assert [stage["quota"] for stage in config["stages"]] == [
         30,
@@ -122,6 +126,27 @@ def test_the_draft_for_the_log_of_the_tutorial_is_the_description_of_the_tutoria
     again = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())
     assert [path.name for path in (tmp_path / "again").iterdir()] == ["config.yaml"]
     assert (again["data"], again["stages"]) == (config["data"], config["stages"])
+    assert run("config", "show", "config.yaml") == 0
+    fitted = json.loads((tmp_path / "log" / "manifest.json").read_text())["about"]["fit_days"]
+    assert fitted == [f"2024-01-0{day}" for day in range(1, 6)]  # the days that the draft trains on
+
+
+def test_days_that_are_measured_and_fitted_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows, _ = catalogue_log(40)
+    write_csv(tmp_path / "log.csv", rows)
+    assert run("init", "log.csv") == 0
+    for name, days, expected in (("log", (), ""), ("all", ("--fit-days", "3"), "2024-03-02, 2024-03-03")):
+        assert run("prepare", "rows", "log.csv", "--spec", "spec.yaml", *days, "--out", name) == 0
+        assert run("train", "config.yaml", "--out", f"run-{name}", f"data.path={name}", *QUICK) == 0
+        printed = " ".join(capsys.readouterr().err.split())
+        assert (f"the log was fitted to days that are measured ({expected})" in printed) == bool(expected)
+        assert ("--fit-days 1 of 'rankfall prepare rows' leaves" in printed) == bool(expected)
+        assert run("evaluate", f"run-{name}", "--json") == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        assert any("days that are measured (2024-03-03)" in text for text in warnings) == bool(expected)
 
 
 def test_a_simulated_log_with_flags_of_stages(
@@ -268,6 +293,147 @@ def test_a_table_with_lists_vectors_and_numbered_days_and_stages(
     frame = pl.read_parquet(tmp_path / "rows.parquet")
     frame.write_ndjson(tmp_path / "rows.jsonl")
     assert roles(tmp_path / "rows.jsonl") == roles(tmp_path / "rows.parquet")
+
+
+def catalogue_log(requests: int = 90) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of a log without features of items, and a catalogue with them."""
+    rows = [
+        {
+            "request": number,
+            "time": f"{time:%Y-%m-%dT%H:%M:%S}",
+            "user": user,
+            "item": product,
+            "clicked": place % 3 // 2,
+        }
+        for number, time, user in shop(requests)
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 8))
+    ]
+    tags = ["red", "green", "blue", "small"]
+    catalogue = [
+        {
+            "item": product,
+            "group": group,
+            "price": price,
+            "tags": "|".join(random_values.sample(tags, 1 + product % 3)),
+        }
+        for product, (group, price) in PRODUCTS.items()
+    ]
+    return rows, catalogue
+
+
+def test_a_catalogue_beside_the_log_is_used_as_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One directory has CSV, JSON lines and the catalogue; the log has a row that was cut off."""
+    monkeypatch.chdir(tmp_path)
+    rows, catalogue = catalogue_log()
+    (tmp_path / "shop").mkdir()
+    write_csv(tmp_path / "shop" / "catalogue.csv", catalogue)
+    log = write_csv(tmp_path / "shop" / "first.csv", rows[:400])
+    log.write_text(log.read_text() + "7,2024-03")
+    (tmp_path / "shop" / "second.jsonl").write_text("\n".join(map(json.dumps, rows[400:])))
+    assert run("init", "shop") == 0
+    printed = capsys.readouterr()
+    checks = " ".join(printed.err.split())
+    assert "shop/catalogue.csv has other columns than the log and one row per item, and is used with --items" in checks
+    assert "1 rows cannot be read (the first is row 401 of shop/first.csv: 2 values for 5 columns)" in checks
+    assert "tags has several values in one text, separated by '|', and is not used" in checks
+    prepare = printed.out.partition("next:\n")[2].splitlines()[0].split()[1:]
+    assert prepare[2:6] == ["shop/first.csv", "shop/second.jsonl", "--items", "shop/catalogue.csv"]
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert {name: feature.kind for name, feature in spec.features.item.items()} == {
+        "item": "categorical",
+        "group": "categorical",
+        "price": "dense",
+    }
+    config = load_config(tmp_path / "config.yaml")
+    assert config.data.train == ["2024-03-01"]  # JSON lines have the third day
+    assert run(*prepare) == 1
+    assert "--check" in capsys.readouterr().err
+    assert run(*prepare, "--skip-bad", "1") == 0
+    # the same with the table named, and without the directory
+    words = ("init", "shop/first.csv", "shop/second.jsonl", "--items", "shop/catalogue.csv", "--out", "again")
+    assert run(*words) == 0
+    assert load_spec(tmp_path / "again" / "spec.yaml") == spec
+    assert run("init", "shop/first.csv", "--users", "shop/catalogue.csv", "--out", "wrong") == 1
+    assert "catalogue.csv: found no column 'user', as in the log" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_log_says_which_tables_it_was_prepared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows, catalogue = catalogue_log(30)
+    write_csv(tmp_path / "log.csv", rows[:160])
+    write_csv(tmp_path / "new.csv", rows[160:])
+    write_csv(tmp_path / "items.csv", catalogue)
+    assert run("init", "log.csv", "--items", "items.csv") == 0
+    words = ("prepare", "rows", "log.csv", "--items", "items.csv", "--spec", "spec.yaml", "--out", "log")
+    assert run(*words) == 0
+    capsys.readouterr()
+    before = (tmp_path / "log" / "manifest.json").read_bytes()
+    assert run("prepare", "rows", "new.csv", "--append", "log") == 1
+    assert "this log was prepared with --items; pass the table again" in " ".join(capsys.readouterr().err.split())
+    assert run("prepare", "rows", "new.csv", "--append", "log", "--check") == 1
+    assert "this log was prepared with --items; pass the table again" in " ".join(capsys.readouterr().err.split())
+    assert (tmp_path / "log" / "manifest.json").read_bytes() == before
+    assert run("prepare", "rows", "new.csv", "--append", "log", "--items", "items.csv") == 0
+
+
+def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
+    rows, _ = catalogue_log()
+    rows[17]["time"] = "unknown"
+    path = write_csv(tmp_path / "log.csv", rows)
+    assert roles(path)["time"] == "time"
+    draft = draft_files([path], tmp_path)
+    assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
+
+
+def test_features_of_items_that_differ_between_requests_get_no_random_items(tmp_path: Path) -> None:
+    rows, _ = catalogue_log()
+    for number, row in enumerate(rows):
+        row["stock"] = int(row["item"]) % 7 + int(str(row["time"])[8:10])  # changes from day to day only
+        row["distance"] = number % 5 * 1.5
+    path = write_csv(tmp_path / "log.csv", rows)
+    text = draft_files([path], tmp_path).files["config.yaml"]
+    assert "features of items differ between requests: distance\n" in text
+    data = yaml.safe_load(text)["data"]
+    assert not {"negatives", "length"} & {*data}
+    for row in rows:
+        del row["distance"]
+    data = yaml.safe_load(draft_files([write_csv(path, rows)], tmp_path).files["config.yaml"])["data"]
+    assert (data["negatives"], data["length"]) == (20, "all")
+
+
+@pytest.mark.parametrize(
+    ("items", "quotas", "depths"),
+    [
+        ([30, 14, 8, 8], [30, 16, 8], [0, 1, 2]),  # 60 items; 30, 16 and 8 of them reached the later stages
+        ([30, 20, 10], [30, 10, 5], [0, 1, 2]),
+        ([40, 20], [20, 10], [0, 1]),
+        ([60], [45, 30], [0, 0]),
+        ([40, 30, 14, 8, 8], [60, 16, 8], [0, 1, 3]),
+    ],
+)
+def test_quotas_are_the_items_that_reached_the_next_stage(
+    items: list[int], quotas: list[int], depths: list[int]
+) -> None:
+    """The quotas were computed by hand from the rule in the documentation."""
+    shape = LogShape(
+        path="log",
+        days=["1", "2"],
+        stages=[f"s{number}" for number in range(len(items))] if len(items) > 1 else [],
+        items=[float(count) for count in items],
+        positives=2,
+        relevant_stage=None,
+        requests_per_day=100,
+        has_sequences=False,
+        catalogue=50,
+        changing=[],
+    )
+    stages = yaml.safe_load(draft_cascade_config(shape))["stages"]
+    assert [stage["quota"] for stage in stages] == quotas
+    assert [int(stage.get("min_depth", "s0")[1:]) for stage in stages] == depths
 
 
 def test_letor_files_get_the_configuration_of_a_ranker(

@@ -78,8 +78,14 @@ def test_costs_that_nobody_gave_are_said(trained: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert run("plan", trained) == 0
     out, err = capsys.readouterr()
-    assert "warning: no costs were given, so every scored item costs 1" in err
-    assert "the cost of a request is the number of items" in " ".join(out.split())
+    assert "warning: no costs were given: an item costs 1 in a small network (mlp), 4 in a din model" in err
+    assert "No costs were given: an item costs 1 in a small network" in " ".join(out.split())
+    result = PlanResult.load(trained / PLAN)
+    kinds = [stage["model"]["kind"] for stage in yaml.safe_load((trained / "config.yaml").read_text())["stages"]]
+    assert [cost.per_item for cost in result.costs] == [0.0, *({"mlp": 1.0, "din": 4.0}[kind] for kind in kinds[1:])]
+    # the pass over all items, which is the same for all quotas, would make all of them look alike
+    costs = {point.cost for point in result.points}
+    assert max(costs) > 2 * min(costs)
 
 
 def test_costs_are_measured_on_a_bundle(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -86,7 +86,8 @@ def test_a_finished_comparison_and_stream_train_nothing_again(artifacts: Path) -
         assert run(verb, artifacts / f"{name}.yaml", path, "--out", artifacts / name, *more) == 0
         assert contents(artifacts / name) == weights
         after = json.loads((artifacts / name / f"{name}.json").read_text())
-        assert old_part(after, json.loads(result)) == json.loads(result)
+        before = {key: value for key, value in json.loads(result).items() if key != "tests"}  # corrected since
+        assert old_part(after, before) == before
         assert after["verdicts"]
         assert run("report", artifacts / name, "--out", artifacts / f"{name}.html") == 0
 

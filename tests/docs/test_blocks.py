@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from docs_site.blocks import EXECUTED, Block, blocks, pages
 from typer.main import get_command
 
+from docs_site.blocks import EXECUTED, Block, blocks, pages
 from rankfall._yaml_config import parse_yaml
 from rankfall.cli import app
 from support.command_line import run

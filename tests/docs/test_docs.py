@@ -7,9 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
+
 from docs_site.blocks import pages, without_blocks
 from docs_site.tables import anchor
-
 from support.paths import ROOT
 
 if TYPE_CHECKING:

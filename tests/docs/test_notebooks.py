@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
+
 from docs_site.notebooks import DIRECTORY, executed
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urldefrag, urljoin
 
 import pytest
-from docs_site import api, commands, config_keys, methods
 
+from docs_site import api, commands, config_keys, methods
 from support import chromium
 from support.paths import ROOT
 

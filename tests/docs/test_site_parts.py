@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from docs_site import blocks, config_keys, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
 
+from docs_site import blocks, config_keys, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
 from rankfall import register
 from support.paths import ROOT
 

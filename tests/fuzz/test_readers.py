@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from fuzz.damage import byte_changes, damaged, hostile_values
 from fuzz.readers import (
     PICKLED,
+    READERS,
     RECORDS,
     read_arrow,
     read_csv,
     read_json,
     read_letor,
-    read_message,
     read_parquet,
     read_pickle,
-    read_segment,
     record_stream,
     row_file,
 )
@@ -125,20 +124,13 @@ def test_arrow_files_are_read_or_refused(folder: Path, changes: list[Any]) -> No
 # --- records of a service -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["segment", "message"])
 @cases(60)
 @given(kind=st.sampled_from(list(RECORDS)), changes=byte_changes())
-def test_segments_are_read_or_refused(folder: Path, kind: str, changes: list[Any]) -> None:
+def test_records_are_read_or_refused(folder: Path, name: str, kind: str, changes: list[Any]) -> None:
     content = damaged(record_stream(kind), changes)
-    with one_case("segment", content):
-        read_segment(content, folder)
-
-
-@cases(60)
-@given(kind=st.sampled_from(list(RECORDS)), changes=byte_changes())
-def test_messages_are_read_or_refused(folder: Path, kind: str, changes: list[Any]) -> None:
-    content = damaged(record_stream(kind), changes)
-    with one_case("message", content):
-        read_message(content, folder)
+    with one_case(name, content):
+        READERS[name](content, folder)
 
 
 def test_undamaged_records_are_read() -> None:

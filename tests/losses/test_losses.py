@@ -1447,6 +1447,63 @@ def test_adaptive_losses_mask_weigh_and_reduce(name: str, make: Any) -> None:
         make()(scores, labels, mask=mask, weight=torch.ones(6))
 
 
+# --- labels below 0 ---------------------------------------------------------------------------------------------
+
+OF_ORDER = {"listmle_loss", "ranknet_loss", "sort_cross_entropy_loss"}
+BY_NAME: dict[str, Any] = {name: getattr(losses, name) for name in NAMES}
+BY_NAME |= {name: lambda s, y, mask, make=make, **o: make(**o)(s, y, mask=mask) for name, make in ADAPTIVE}
+SHIFTED = [*CASES, *((name, {}) for name, _ in ADAPTIVE)]
+SHIFTED += [
+    (name, {**options, "positive_only": False})
+    for name, options in SHIFTED
+    if name in ("lambda_recall_loss", "relax_loss", "topk_bce_loss", "ARFLoss", "ARFv2Loss")
+]
+
+
+@pytest.mark.parametrize(("name", "options"), SHIFTED)
+def test_a_shift_of_the_labels_changes_nothing_or_is_refused(name: str, options: dict[str, Any]) -> None:
+    """Losses of the order depend on no zero point. All others say that they need one, instead of being 0."""
+    scores, labels = random_lists(6, 7, seed=60)
+    mask = random_mask(6, 7, seed=61)
+    labels[:, 0], mask[:, 0] = 0.0, True  # so that every list has two different labels
+    labels[~mask] = -5.0
+    loss = partial(BY_NAME[name], mask=mask, reduction="none", **options)
+    if name == "mse_loss":  # predicts the labels
+        shifted = partial(loss, scores - 3)
+    elif name == "bce_loss":  # has a threshold of its own
+        shifted = partial(loss, scores, threshold=options.get("threshold", 0.0) - 3)
+    elif name in OF_ORDER or options.get("positive_only") is False:
+        shifted = partial(loss, scores)
+    else:
+        if name == "grade_softmax_loss":
+            scores = scores[..., None].expand(6, 7, 4)
+        loss(scores, labels)
+        with pytest.raises(ValueError, match=r"^labels must not hold values (below 0|outside 0\.\.3)"):
+            loss(scores, labels - 3)
+        return
+    torch.testing.assert_close(shifted(labels - 3), loss(scores, labels), rtol=1e-9, atol=1e-9)
+    assert name not in OF_ORDER or (loss(scores, labels) > 0).all()
+
+
+@pytest.mark.witness("brute force")
+@pytest.mark.parametrize("name", sorted(OF_ORDER))
+def test_labels_that_are_all_negative_have_the_loss_of_their_order(name: str) -> None:
+    formulas: dict[str, Any] = {
+        "listmle_loss": listmle,
+        "ranknet_loss": ranknet,
+        "sort_cross_entropy_loss": sort_cross_entropy,
+    }
+    scores, labels = random_lists(5, 6, seed=62)
+    labels = -1 - labels
+    labels[0] = torch.tensor([-1.0, -1.0, -2.0, 0.0, 0.0, -2.0])
+    values, gradient = value_and_gradient(name, scores, labels, reduction="none")
+    for i in range(5):
+        expected = formulas[name](scores[i].tolist(), labels[i].tolist(), [1.0] * 6)
+        assert values[i].item() == pytest.approx(expected, rel=1e-6)
+    assert (gradient.abs().sum(-1) > 0).all()
+    assert call(name, scores, torch.full_like(labels, -2.0)) == 0  # no order, no relevant item
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranknet_loss", "lambda_loss", "approx_ndcg_loss", "softmax_loss"])
 def test_one_graph_serves_lists_of_many_lengths(name: str) -> None:

@@ -274,7 +274,7 @@ def test_the_interval_over_seeds_has_the_quantile_of_tables(seeds: int, quantile
 def test_false_alarms_over_seeds_and_queries_are_rare(share: float, seeds: int, folds: int) -> None:
     """At a level of 5 % no more than about 5 % of the tests reject; a test over queries alone rejects far more."""
     generator = torch.Generator().manual_seed(0)
-    queries, repeats = 100, 150
+    queries, repeats = 100, 300
     of_seeds = share * (0.02 + 2 * 0.04 / seeds) / queries * seeds / 2 * folds
     alarms = of_queries_only = covered = 0
     for _ in range(repeats):
@@ -464,6 +464,14 @@ GRID = torch.stack([SOME, SOME + 1])
             "folds must sum to the number of queries, 3, got 4",
         ),
         (lambda: crossed_test(GRID, GRID * NAN), ValueError, "at least 2 values that are not NaN, got 0"),
+        (lambda: crossed_test(GRID, GRID * NAN, over="seeds"), ValueError, "at least 1 values that are not NaN, got 0"),
+        (
+            lambda: crossed_test(GRID[:, :0], GRID[:, :0], over="seeds"),
+            ValueError,
+            "a and b must have at least 1 values",
+        ),
+        (lambda: crossed_test(GRID[:0], GRID, over="queries"), ValueError, "a must have at least 1 seeds, got 0"),
+        (lambda: crossed_test(GRID, GRID[:0], over="queries"), ValueError, "b must have at least 1 seeds, got 0"),
         (lambda: crossed_test(GRID, GRID, over="days"), ValueError, "over must be one of"),  # type: ignore[arg-type]
         (lambda: crossed_test([1.0], GRID), TypeError, "a must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: holm([0.1, 1.5]), ValueError, r"p_values must be in \[0, 1\]"),

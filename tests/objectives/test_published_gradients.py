@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankfall.benchmarks.published_gradients import Case, cases, compare, impressions, main
+from experiments.published_gradients import Case, cases, compare, impressions, main
 from rankfall.objectives import LCRON
 from support.paths import ROOT
 

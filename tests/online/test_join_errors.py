@@ -127,8 +127,8 @@ def test_requests_that_a_log_cannot_have_are_left_out_and_counted(older: Path, t
     only = Traffic([one, other, *list(chosen.values())[2:], traffic.samples[-1]])
     write_segments(tmp_path / "records", only)
     report = join(tmp_path / "records", older, copy_of(older, tmp_path / "log")).days[0]
-    assert report.refused == 2
-    assert sorted(report.refused_because) == sorted(
+    assert report.apart["request: value"] == 2
+    assert sorted(report.apart_because["request: value"]) == sorted(
         [
             f"request {one['request']!r}: user.user: found {{'id': 7}}, expected a whole number or text",
             f"request {other['request']!r}: user.age: found 'old', expected a finite number",
@@ -247,7 +247,8 @@ def test_an_event_may_be_recorded_before_its_request(older: Path, tmp_path: Path
     end = {**sample, "request": "end", "time": limit + 2 * DAY, "received": limit + 2 * DAY}
     write_segments(tmp_path / "records", Traffic([*first.samples, following, end], [event]))
     reports = join(tmp_path / "records", older, copy_of(older, tmp_path / "log")).days
-    assert [(report.day, report.events, report.unknown_events) for report in reports] == [
+    unknown = "event: unknown request"
+    assert [(report.day, report.events, report.apart.get(unknown, 0)) for report in reports] == [
         ("2024-01-15", 0, 0),
         ("2024-01-16", 1, 0),
     ]

@@ -33,7 +33,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_those_of_a_join_in_plain_python(older: Path, tmp_path: Path, seed: int) -> None:
-    traffic = random_traffic(seed, days=3)
+    traffic = random_traffic(seed, days=3, hostile=True)
     write_segments(tmp_path / "records", traffic, seed)
     result = joined(tmp_path / "records", copy_of(older, tmp_path / "log"), older)
     expected = witness_join(traffic, after=NEWEST)
@@ -47,12 +47,14 @@ def test_rows_are_those_of_a_join_in_plain_python(older: Path, tmp_path: Path, s
     ours, theirs = (ImpressionLog.load(tmp_path / name) for name in ("log", "witness"))
     for day, report in zip(expected, result.days, strict=True):
         assert ours.days[day].table().equals(theirs.days[day].table())
-        for name in ("requests", "sampled", "items", "events", "other_items", "repeated_events"):
+        for name in ("requests", "sampled", "items", "events", "repeated_events"):
             assert getattr(report, name) == expected[day].counts[name], name
+        apart = {name: count for name, count in report.apart.items() if name != "event: unknown request"}
+        assert apart == dict(expected[day].apart)
 
 
 def test_every_record_is_counted_once(older: Path, tmp_path: Path) -> None:
-    traffic = random_traffic(7, days=3)
+    traffic = random_traffic(7, days=3, hostile=True)
     write_segments(tmp_path / "records", traffic)
     result = joined(tmp_path / "records", copy_of(older, tmp_path / "log"), older)
     end = result.days[-1].limit
@@ -108,7 +110,7 @@ def leave_open(directory: Path, chance: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", [11])
 def test_same_records_give_the_same_bytes(older: Path, tmp_path: Path, seed: int) -> None:
-    found = variants(random_traffic(seed, requests=8), tmp_path, older)
+    found = variants(random_traffic(seed, requests=8, hostile=True), tmp_path, older)
     for name, files in found.items():
         assert files == found["once"], name
 

@@ -178,7 +178,8 @@ def test_sequences_that_the_log_makes_itself_are_compared(served: Served, tmp_pa
         keep = [place for place, item in enumerate(one["item"]) if item != 3]
         for name in ("item", "stage", "rank", "score", "inclusion"):
             one[name] = [one[name][place] for place in keep]
-    with pytest.raises(ParityError, match=r"request 's4': sequence\.history\.topic: .* received 'food' .* have 'news'"):
+    message = r"request 's4': sequence\.history\.topic: .* received 'food' .* have 'news' \(events oldest first"
+    with pytest.raises(ParityError, match=message):
         joined(served, tmp_path / "other", only, items=tmp_path / "items.parquet")
 
 

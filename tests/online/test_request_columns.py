@@ -36,12 +36,16 @@ def columns(tmp_path_factory: pytest.TempPathFactory) -> BodyColumns:
 
 def body_columns(place: Path, types: Any) -> BodyColumns:
     layout = make_layout(served_spec(), types, place / "older" / "items.parquet", None)
-    return BodyColumns(layout, lambda column, ids: [topic_of(one) if isinstance(one, int) else None for one in ids])
+    return BodyColumns(
+        layout,
+        lambda column, ids: [topic_of(one) if isinstance(one, int) else None for one in ids],
+        lambda samples, places, ids: ids,
+    )
 
 
 def make(columns: BodyColumns, bodies: Sequence[str]) -> Made:
-    times = pl.Series([MIDNIGHT] * len(bodies), dtype=pl.Int64).cast(TIME)
-    return columns.make(pl.Series(bodies, dtype=pl.String), times)
+    times = pl.Series("time", [MIDNIGHT] * len(bodies), dtype=pl.Int64).cast(TIME)
+    return columns.make(pl.DataFrame([times, pl.Series("body", bodies, dtype=pl.String)]))
 
 
 def _body(seed: int, places: list[str], value: Any) -> str:

@@ -957,6 +957,20 @@ def test_functional_gradient_is_the_same(name: str) -> None:
     torch.testing.assert_close(functional, ordinary.grad)
 
 
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hard_topk"])
+def test_a_temperature_of_another_dtype_is_that_number(name: str) -> None:
+    scores = lists(70, 3, 6, dtype=torch.float32)
+    scale = "steepness" if "diff_sort" in name else "tau"
+    of_lists = torch.tensor([[0.5], [1.0], [2.0]], requires_grad=True)
+    in_float64: dict[str, Any] = {scale: of_lists.double()}
+    in_float32: dict[str, Any] = {scale: of_lists}
+    found = apply(name, scores, **in_float64)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, apply(name, scores, **in_float32), rtol=1e-4, atol=1e-5)
+    (gradient,) = torch.autograd.grad(found.square().sum(), of_lists)
+    assert gradient.isfinite().all()
+
+
 def test_own_function_serves_as_a_soft_topk() -> None:
     def own(scores: Tensor, k: int, *, mask: Tensor | None = None) -> Tensor:
         return torch.tensor([0.0, 0.25, 1.0])

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,14 +14,17 @@ from rich.console import Console
 
 from rankfall.reporting.comparison_table import csv_table, markdown_table, terminal_table
 from rankfall.studies.comparison_summary import Outcome, summarise
-from rankfall.studies.results import ComparisonResult
+from rankfall.studies.results import ComparisonResult, TestFigures, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STAGES = ("retrieval", "pre_ranking", "ranking")
 METRICS = ["joint_recall", *(f"{stage}/{what}" for stage in STAGES for what in ("recall", "ndcg", "lost"))]
 METHODS = ["BCE, all samples", "LCRON, DFTopK", "FS-LambdaLoss"]
 
 
-def comparison(queries: int, seeds: int = 2) -> ComparisonResult:
+def comparison(queries: int, seeds: int = 3) -> ComparisonResult:
     generator = torch.Generator().manual_seed(0)
     values = {
         method: {metric: torch.rand(seeds, queries, generator=generator) for metric in METRICS} for method in METHODS
@@ -78,7 +82,7 @@ def test_a_wide_terminal_has_one_part_and_a_narrow_one_keeps_stages_together() -
 
 def test_a_spread_is_told_of_only_where_there_is_one() -> None:
     result = comparison(400)
-    assert "mean±standard deviation over 2 seeds\n" in printed(result, 120)
+    assert "mean±standard deviation over 3 seeds\n" in printed(result, 120)
     assert "standard deviation" not in printed(replace(result, seeds=[0]), 120)
 
 
@@ -97,10 +101,37 @@ def test_the_tests_of_the_main_metric_are_below_the_table() -> None:
     assert f"[{verdict.over_both.low:+.4f}, {verdict.over_both.high:+.4f}]" in row
 
 
+def apart(low: float, high: float, p_value: float, *, seeds: int, outcome: Any) -> ComparisonResult:
+    """A comparison of two methods whose tests have the given figures."""
+    test = TestFigures((low + high) / 2, low, high, p_value, p_value)
+    over_both = {"over_both": test, "over_seeds": test} if seeds > 2 else {}
+    verdict = Verdict("joint_recall", METHODS[0], METHODS[1], outcome, test, **over_both)
+    return replace(comparison(400, seeds), verdicts=[verdict])
+
+
+@pytest.mark.parametrize("table", [lambda result: " ".join(printed(result, 200).split()), markdown_table])
+def test_the_verdict_in_words_follows_from_the_printed_test(table: Callable[[ComparisonResult], str]) -> None:
+    first, second = METHODS[:2]
+    worse = apart(-0.0712, -0.0428, 0.00087, seeds=3, outcome="worse")
+    assert f"{first} is significantly worse (p = .00087)." in table(worse)
+    close = apart(-0.05, 0.01, 0.2, seeds=3, outcome="not distinguishable")
+    assert f"{first} is not distinguishable from {second} (p = .2)." in table(close)
+    text = table(apart(-0.127, -0.046, 4e-31, seeds=2, outcome="no claim"))
+    assert "NO CLAIM about which is better: two seeds are too few for a statement over seeds." in text
+    assert f"With these weights, {first} is significantly worse (p = 4e-31)." in text
+
+
+def test_rounding_moves_no_figure_across_its_limit() -> None:
+    """An interval that ends just below 0 and a p-value just below 5 % are not printed as 0 and 5 %."""
+    text = printed(apart(-0.04, -0.00001, 0.0499, seeds=3, outcome="worse"), 200)
+    assert "[-0.0400, -1e-05]" in text
+    assert "(p = .0499)" in text
+
+
 def test_one_seed_makes_no_claim() -> None:
     result = comparison(400, seeds=1)
     text = printed(result, 120)
-    assert "NO CLAIM about which is better: one seed." in text
+    assert "NO CLAIM about which is better: one seed is too few" in text
     assert ".." not in text
     assert "with these weights only" in text
     assert "p, queries" in text
@@ -141,3 +172,27 @@ def test_marks_against_a_named_method() -> None:
     assert (line["against"], line["outcome"]) == ("old", "worse")
     assert float(line["over_both_difference"]) == pytest.approx(-0.1, abs=0.01)
     assert float(line["over_both_p_value"]) < 0.01
+
+
+def test_names_are_no_formulas_and_break_no_table() -> None:
+    result = comparison(queries=50)
+    formula, bars = '=HYPERLINK("http://x";"y")', "a|b\nc"
+    names = dict(zip([method.name for method in result.methods], [formula, bars], strict=False))
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {names.get(key, key): renamed(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [renamed(one) for one in value]
+        return names.get(value, value) if isinstance(value, str) else value
+
+    result = ComparisonResult.from_json(renamed(result.to_json()))
+    cells = [cell for row in csv.reader(io.StringIO(csv_table(result))) for cell in row]
+    assert f"'{formula}" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "+"))]
+    numbers = [cell for cell in cells if cell.startswith("-")]
+    assert all(float(cell) <= 0 for cell in numbers)
+    table = [line for line in markdown_table(result).splitlines() if line.startswith("|")]
+    assert any(line.startswith("| a\\|b c |") for line in table)
+    columns = [len(re.findall(r"(?<!\\)\|", line)) for line in table]
+    assert columns[: 2 + len(result.methods)] == [columns[0]] * (2 + len(result.methods))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -436,7 +438,7 @@ def test_a_page_shows_the_tests_and_claims_nothing_with_one_seed(seeds: int, tmp
         assert float(row[1]) == pytest.approx(tests[0].difference, abs=6e-5)
         assert [float(cell) for cell in row[3:]] == pytest.approx([test.adjusted_p_value for test in tests], rel=0.06)
     assert ("NO CLAIM" in found.words) == (seeds == 1)
-    assert ("with this seed" in found.words) == (seeds == 1)
+    assert ("with these weights" in found.words) == (seeds == 1)
     assert ("Bold: best mean" in found.words) == (seeds > 1)
     assert any(" *" in cell for row in found.table("method") for cell in row) == (seeds > 1)
 
@@ -451,9 +453,9 @@ def test_a_page_says_what_the_reference_is_compared_with(tmp_path: Path) -> None
     words = read(replace(result, verdicts=verdicts), tmp_path).words
     names = [method.name for method in result.methods]
     assert "BCE is the reference, with joint_recall" in words
-    assert f"Better over seeds and impressions: {names[1]}." in words
-    assert f"Worse over seeds and impressions: {names[2]}." in words
-    assert f"Not distinguishable from it: {names[3]}." in words
+    assert f"{names[1]} is significantly better (p = " in words
+    assert f"{names[2]} is significantly worse (p = " in words
+    assert f"{names[3]} is not distinguishable from BCE (p = " in words
     assert "= reference, BCE; + better; - worse" in words
 
 
@@ -468,7 +470,8 @@ def test_a_page_of_many_methods_names_the_best_few(tmp_path: Path) -> None:
     best, *others = sorted(means, key=lambda name: means[name], reverse=True)
     summary = next("".join(one.itertext()) for one in found.tree.iter("p"))
     assert summary.startswith(f"{best} has the best joint_recall")
-    assert f"Not distinguishable from it: {', '.join(others[:3])} and 15 more." in summary
+    named = ", ".join(f"{name} (p = 1)" for name in others[:3])
+    assert f"{named} and 15 more are not distinguishable from {best}." in summary
     assert len(summary) < 250
     assert all(name in found.words for name in means)
     names = [one.text for one in found.pictures[1].iter("div") if one.get("class") == "name" and one.text]
@@ -528,6 +531,16 @@ def test_a_report_replaces_a_report_and_nothing_else(
     assert run("report", str(cascade), "--out", str(out)) == 1
     assert f"out: {out} exists and is not a report" in capsys.readouterr().err
     assert out.read_text() == "<html>years of work</html>"
+
+
+def test_a_report_is_written_to_a_pipe(cascade: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit((tmp_path / "pipe").read_text)
+        assert run("report", str(cascade), "--out", str(tmp_path / "pipe")) == 0
+        assert read.result().rstrip().endswith("</html>")
+    assert (tmp_path / "pipe").is_fifo()
+    assert capsys.readouterr().out == ""
 
 
 def test_other_directories_have_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

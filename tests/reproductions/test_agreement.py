@@ -68,8 +68,8 @@ def test_pairs_are_counted_by_hand() -> None:
 
 def test_one_seed_claims_nothing() -> None:
     found = agreement({"a": 0.2, "b": 0.1}, {"a": 2.0, "b": 1.0}, None)
-    assert (str(found), found.cells()) == ("one seed: no claim", ["one seed: no claim", "", "0"])
-    assert found.to_json() == {"claim": False, "not_distinguishable_in_print": 0, "text": "one seed: no claim"}
+    assert (str(found), found.cells()) == ("too few seeds: no claim", ["too few seeds: no claim", "", "0"])
+    assert found.to_json() == {"claim": False, "not_distinguishable_in_print": 0, "text": "too few seeds: no claim"}
     assert apart_here(compared({"a": 0.5, "b": 0.6}, seeds=1), METRIC, {"a": "a", "b": "b"}) is None
 
 
@@ -136,7 +136,7 @@ def test_a_table_of_one_seed_makes_no_claim() -> None:
     published = table({"S": {"a": [0.9], "b": [0.8]}})
     report = table_report("name", result_of(compared({"a": 0.5, "b": 0.4}, seeds=1), published))
     assert report.sheets[0].rows[-2:] == [
-        ["pairs in published order", "one seed: no claim"],
+        ["pairs in published order", "too few seeds: no claim"],
         ["not distinguishable in print", "0"],
     ]
     assert report.results["agreement"]["S"][METRIC]["claim"] is False
@@ -174,12 +174,12 @@ def test_variants_are_side_by_side_with_the_printed_figure(seeds: int) -> None:
     ]
     pairs = {(pair.first, pair.second): pair for pair in result.comparison.pairs if pair.metric == METRIC}
     if seeds == 1:
-        assert sheet.rows[0][3] == "+0.0100, one seed"
+        assert sheet.rows[0][3] == "+0.0100, too few seeds"
     else:
         pair = pairs["LCRON", "LCRON, sound"]
         assert sheet.rows[0][3] == f"+0.0100 [{-pair.high:+.4f}, {-pair.low:+.4f}]"
     # the published variants count: BCE is ahead of LCRON here, ARF of both
-    assert str(result.agreements()["S"][METRIC]).startswith("one seed" if seeds == 1 else "1 of 3 in order")
+    assert str(result.agreements()["S"][METRIC]).startswith("too few seeds" if seeds == 1 else "1 of 3 in order")
 
 
 def test_without_improved_variants_there_is_no_such_sheet() -> None:

@@ -194,7 +194,7 @@ def test_the_reference_is_the_method_of_the_printed_row() -> None:
 
 @pytest.mark.slow
 def test_lambdaloss_tests_against_lambdaloss_over_seeds(tmp_path: Path) -> None:
-    task = Task(out=tmp_path, source=GENERATED, size=replace(TINY, seeds=2), jobs=1)
+    task = Task(out=tmp_path, source=GENERATED, size=replace(TINY, seeds=3), jobs=1)
     report = run(find_reproduction("lambdaloss-table1"), task)
     assert {one["against"] for one in report.results["comparison"]["verdicts"]} == {"LambdaLoss"}
     sheet = report.sheets[-1]

@@ -422,7 +422,7 @@ def test_a_sweep_of_several_methods_counts_pairs_of_methods() -> None:
     (sheet,) = report.sheets
     assert sheet.rows[2] == ["ours, here", ".9000", ".4000"]  # one seed: the best is not marked
     assert sheet.rows[-2:] == [
-        ["methods: pairs in published order", "one seed: no claim", "one seed: no claim"],
+        ["methods: pairs in published order", "too few seeds: no claim", "too few seeds: no claim"],
         ["methods: not distinguishable in print", "0", "0"],
     ]
 

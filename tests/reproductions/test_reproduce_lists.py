@@ -470,7 +470,7 @@ def test_one_seed_marks_no_best_method_in_figures() -> None:
         for source in ("here", "published")
         for method, value in (("a", 0.1), ("b", 0.2))
     ]
-    figure = Dots(rows, title="", one_seed="here")
+    figure = Dots(rows, title="", few_seeds="here")
     assert [panel.best for panel in figure.panels()] == [set(), {"b"}]
-    assert "here: one seed, no claim" in figure.svg()
+    assert "here: too few seeds, no claim" in figure.svg()
     assert "no claim" not in Dots(rows, title="").svg()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from rankfall.benchmarks.platform_study import Study, funnel_recalls, variance_shares
+from experiments.platform_study import Study, funnel_recalls, variance_shares
 from rankfall.simulation.feedback import ATTENTION
 from rankfall.simulation.matching import NO_ITEM, Catalogue
 from rankfall.simulation.platform import Platform

@@ -43,7 +43,7 @@ from support.cascades import content as cascade_content
 from support.cascades import liked_log
 from support.command_line import run as run_command
 from support.fork_tasks import counted
-from support.forks import DEADLINE, is_alive
+from support.forks import DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -281,8 +281,41 @@ def test_equal_methods_are_rarely_called_different() -> None:
     assert false_over_queries > 0.3 * repeats
 
 
-def test_one_seed_has_tests_over_queries_and_no_verdict() -> None:
-    result = summarise(outcome_of(seeded(1), [60]))
+def test_an_interval_excludes_zero_exactly_if_the_verdict_says_so() -> None:
+    """P-values are corrected for the number of tests; an uncorrected interval would contradict some verdicts."""
+    contradicted = 0
+    for spread in (0.005, 0.01, 0.02, 0.05):
+        for against in (None, "near"):
+            result = summarise(outcome_of(seeded(3, spread=spread), [60]), against=against)
+            tests = [test for one in result.verdicts for test in (one.over_queries, one.over_seeds, one.over_both)]
+            for test in [test for test in tests if test is not None and test.difference != 0] + list(result.pairs):
+                significant = test.adjusted_p_value < 0.05
+                assert significant != (test.low <= 0 <= test.high)
+                contradicted += (test.p_value < 0.05) != significant
+            for one in result.verdicts:
+                assert one.over_both is not None
+                if one.method != one.against:
+                    assert (one.outcome in ("better", "worse")) == (not one.over_both.low <= 0 <= one.over_both.high)
+            for worse in result.tests:
+                assert worse.significantly_worse == (worse.high < 0)
+    assert contradicted > 3
+
+
+def test_an_interval_has_the_level_that_holm_leaves_to_its_test() -> None:
+    values = seeded(3, spread=0.0)
+    result = summarise(outcome_of(values, [60]), against="best")
+    names = ("near", "mid", "far")
+    p_values = [float(stats.ttest_rel(values[name].mean(0), values["best"].mean(0)).pvalue) for name in names]
+    for name, one in zip(names, result.verdicts[1:], strict=True):
+        tests = len(names) - sorted(p_values).index(p_values[names.index(name)])  # that Holm has not decided yet
+        difference = (values[name] - values["best"]).mean(0)
+        witness = stats.ttest_1samp(difference, 0).confidence_interval(1 - 0.05 / tests)
+        assert (one.over_queries.low, one.over_queries.high) == pytest.approx((witness.low, witness.high))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_or_two_seeds_have_tests_over_queries_and_no_verdict(seeds: int) -> None:
+    result = summarise(outcome_of(seeded(seeds), [60]))
     assert {verdict.outcome for verdict in result.verdicts} == {"no claim"}
     assert all(verdict.over_seeds is verdict.over_both is None for verdict in result.verdicts)
     assert result.verdicts[-1].over_queries.p_value < 1e-6
@@ -291,7 +324,7 @@ def test_one_seed_has_tests_over_queries_and_no_verdict() -> None:
 
 def test_runs_of_a_fold_are_compared_with_each_other() -> None:
     """Folds of different difficulty do not make runs differ."""
-    values = seeded(2)
+    values = seeded(3)
     harder = torch.cat([torch.zeros(30), torch.full((30,), -0.5)]).double()
     easy, hard = (
         {test.method: test.over_both for test in summarise(outcome_of(of, [30, 30])).verdicts}
@@ -319,7 +352,7 @@ def table_of(values: dict[str, Tensor]) -> ComparisonResult:
 
 
 def test_table_marks_the_best_and_the_close() -> None:
-    noise = torch.linspace(0.0, 0.4, 400, dtype=torch.double).expand(2, -1)
+    noise = torch.linspace(0.0, 0.4, 400, dtype=torch.double).expand(3, -1)
     result = table_of({"best": noise + 0.5, "close": noise.flip(1) + 0.499, "far": noise + 0.1})
     text = markdown_table(result)
     assert "| best | **.700±.000** |" in text
@@ -465,10 +498,9 @@ def test_a_killed_comparison_goes_on(
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.005)
-    workers = process.children()
     process.kill()
     process.communicate()
-    while any(is_alive(worker) for worker in workers):  # they notice when their run is done
+    while process.survivors():  # workers notice when their run is done
         assert time.monotonic() < deadline
         time.sleep(0.01)
     kept = {result.parent.name for result in runs.glob("*/result.json")}
@@ -812,7 +844,7 @@ def test_wrong_configurations_say_where(
 def test_command_tests_against_a_named_method(
     write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = write(), tmp_path / "out"
+    path, out = write(seeds=[0, 1, 2]), tmp_path / "out"
     assert run_command("compare", str(path), "--out", str(out)) == 0
     best = json.loads((out / "comparison.json").read_text())
     assert "against" not in best
@@ -834,7 +866,7 @@ def test_command_prints_the_table(
     out, _ = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines() if "±." in line] == ["softmax", "ridge"]
     assert "chance" in out
-    assert "NO CLAIM about which is better: one seed." in out
+    assert "NO CLAIM about which is better: one seed is too few" in out
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["seeds"] == [4]
 
 

@@ -63,7 +63,9 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "scores": scores_of_run,
     "diagnose": diagnose_run,
     "quotas": lambda run, **options: current_quotas(run, (), **options),
-    "plan": lambda run, **options: plan_run(run, costs=Costs.items_scored(["retrieval", "ranking"]), **options),
+    "plan": lambda run, **options: plan_run(
+        run, costs=Costs.defaults({"retrieval": "mlp", "ranking": "mlp"}), **options
+    ),
     "export": lambda run, **options: export_run(run, run / "bundle", **options),
     "report": write_report,
     "other report": lambda run, **options: write_evaluation_report(run, run.parent, **options),

@@ -122,6 +122,11 @@ class Fork:
         found = Path(f"/proc/{self.pid}/task").glob("*/children")
         return [int(child) for path in found for child in path.read_text().split()]
 
+    def survivors(self) -> list[int]:
+        """Return the ids of the processes of its session that still run after it ended."""
+        running = [int(name) for name in os.listdir("/proc") if name.isdecimal() and is_alive(int(name))]
+        return [pid for pid in running if pid != self.pid and _session(pid) == self.pid]
+
     def communicate(self) -> tuple[str, str]:
         """Wait until the process ends; return its standard output and standard error."""
         deadline = time.monotonic() + DEADLINE
@@ -133,12 +138,19 @@ class Fork:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether a process runs. A zombie does not, unless other threads of it still end and keep its files open."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+            return file.read().rpartition(")")[2].split()[0] != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
@@ -195,6 +207,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _work(request: dict[str, Any]) -> None:
+    os.setsid()
     for handle, path in enumerate((os.devnull, *request["output"])):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT if handle else os.O_RDONLY)
         os.dup2(opened, handle)

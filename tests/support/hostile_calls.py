@@ -235,7 +235,7 @@ class _Arguments:
             shape = {"scalar": (), "per list": (*self.shape[:-1], 1), "per item": self.shape}[value]
             if value == "per item" and self.shape[-1] == 1:
                 self.call.hostile.discard(name)
-            return torch.full(shape, self.choose((1.0, 0.5, 1e-10, 1e10)))
+            return torch.full(shape, self.choose((1.0, 0.5, 1e-10, 1e10)), dtype=self.choose(DTYPES[:2]))
         if value == "scalar" or value == "per list":
             return 1.0
         return value

@@ -43,7 +43,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (1,),
     (2, 40),
 )
-HOSTILE_SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (3, 0), (0, 0), (3, LENGTH + 2), (7,))
+HOSTILE_SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (2, 0), (0, 3), (3, 0), (0, 0), (3, LENGTH + 2), (7,))
 
 NO_TENSORS: tuple[Any, ...] = ([1.0, 2.0, 3.0], 1.0, None, "scores", np.ones(LENGTH), [[1.0], [2.0, 3.0]], {}, 10**30)
 
@@ -52,6 +52,7 @@ HOSTILE_SCALES: tuple[Any, ...] = (
     *(0, 0.0, -1.0, 1e-11, 1e-30, 1e-300, 5e-324, 1e11, 1e30, 1e300, 1.7e308, math.nan, math.inf, -math.inf, 10**30),
     *(
         10**400,
+        None,
         True,
         "1",
         1j,
@@ -84,10 +85,10 @@ HOSTILE_COUNTS: tuple[Any, ...] = (
     True,
     "3",
 )
-HOSTILE_COUNTS = (*HOSTILE_COUNTS, [2], torch.tensor(2), torch.tensor(1.5), b"2", 1j, np.float64(2.0), (), {})
+HOSTILE_COUNTS = (*HOSTILE_COUNTS, None, [2], torch.tensor(2), torch.tensor(1.5), b"2", 1j, np.float64(2.0), (), {})
 
-HOSTILE_WORDS: tuple[Any, ...] = ("", "nothing", 1, True, [], 1.5, math.nan, ("mean",), {"name": 1}, b"mean")
-HOSTILE_FLAGS: tuple[Any, ...] = ("yes", 2, 10**30, math.nan, [], torch.tensor([True, False]), "")
+HOSTILE_WORDS: tuple[Any, ...] = ("", "nothing", None, 1, True, [], 1.5, math.nan, ("mean",), {"name": 1}, b"mean")
+HOSTILE_FLAGS: tuple[Any, ...] = ("yes", None, 2, 10**30, math.nan, [], torch.tensor([True, False]), "")
 HOSTILE_FRACTIONS: tuple[Any, ...] = (
     -0.1,
     1.1,
@@ -96,6 +97,7 @@ HOSTILE_FRACTIONS: tuple[Any, ...] = (
     10**400,
     math.nan,
     math.inf,
+    None,
     "0.5",
     True,
     1j,
@@ -103,7 +105,7 @@ HOSTILE_FRACTIONS: tuple[Any, ...] = (
     torch.tensor(0.5),
 )
 HOSTILE_REALS: tuple[Any, ...] = ("0", 1j, [0.0], math.nan, (), 10**400, b"0", {}, torch.tensor([0.0, 1.0]))
-HOSTILE_PARTS: tuple[Any, ...] = ("neural_sort", 1, 1.5, [], 10**30, "")
+HOSTILE_PARTS: tuple[Any, ...] = ("neural_sort", None, 1, 1.5, [], 10**30, "")
 HOSTILE_LISTS: tuple[Any, ...] = (
     [],
     [0],

@@ -31,6 +31,7 @@ class WitnessDay:
 
     rows: list[Record] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    apart: Counter[str] = field(default_factory=Counter)
 
 
 def date_of(time: int) -> date:
@@ -46,16 +47,14 @@ def limit_of(day: date, wait: int) -> int:
 
 def witness_join(traffic: Traffic, *, after: str, wait: int = 3_600_000) -> dict[str, WitnessDay]:
     """Join records to the days after the newest one of a log, as far as they are closed."""
+    for sample in traffic.samples:  # a request from the future belongs to the day of its receipt
+        sample["day"] = date_of(sample["received" if is_future(sample) else "time"])
     latest = max(one["received"] for one in (*traffic.samples, *traffic.events))
     first: dict[str, Record] = {}
     for sample in sorted(traffic.samples, key=_order):
         first.setdefault(sample["request"], sample)
     days = sorted(
-        {
-            date_of(one["time"])
-            for one in traffic.samples
-            if one["sampled"] and one["received"] <= limit_of(date_of(one["time"]), wait)
-        }
+        {one["day"] for one in traffic.samples if one["sampled"] and one["received"] <= limit_of(one["day"], wait)}
     )
     closed = [day for day in days if str(day) > after and limit_of(day, wait) + SLACK < latest]
     events: dict[tuple[str, str], list[Record]] = defaultdict(list)
@@ -66,11 +65,11 @@ def witness_join(traffic: Traffic, *, after: str, wait: int = 3_600_000) -> dict
         found[str(day)] = made = WitnessDay()
         limit = limit_of(day, wait)
         for request in first.values():
-            if date_of(request["time"]) == day and request["received"] <= limit:
+            if request["day"] == day and request["received"] <= limit:
                 made.counts["requests"] += 1
                 if request["sampled"]:
                     made.counts["sampled"] += 1
-                    _add_request(made, request, events, limit)
+                    _add_request(made, request, events, limit, is_future(request))
     return found
 
 
@@ -82,19 +81,40 @@ def _order(sample: Record) -> tuple[int, str]:
     return sample["received"], json.dumps(content, sort_keys=True)
 
 
-def _add_request(made: WitnessDay, request: Record, events: dict[tuple[str, str], list[Record]], limit: int) -> None:
+def _event_order(event: Record) -> tuple[Any, ...]:
+    value = event["value"]
+    is_nan = value != value
+    return event["received"], event["item"], event["kind"], is_nan, 0.0 if is_nan else value, event["time"]
+
+
+def is_future(sample: Record) -> bool:
+    """Whether a request has a time more than an hour after its receipt."""
+    return bool(sample["time"] > sample["received"] + 3_600_000)
+
+
+def _add_request(
+    made: WitnessDay, request: Record, events: dict[tuple[str, str], list[Record]], limit: int, is_apart: bool
+) -> None:
     used: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for (of, _), same in sorted(events.items()):
         in_time = [event for event in same if event["received"] <= limit]
         if of != request["request"] or not in_time:
             continue
         made.counts["repeated_events"] += len(in_time) - 1
-        event = min(in_time, key=lambda one: (one["received"], one["item"], one["kind"], one["value"], one["time"]))
-        if event["item"] not in map(str, request["item"]):
-            made.counts["other_items"] += 1
+        event = min(in_time, key=_event_order)
+        if is_apart:
+            made.apart["event: request set apart"] += 1
+        elif event["item"] not in map(str, request["item"]):
+            made.apart["event: item not in the sample"] += 1
         elif event["kind"] in ("click", "seconds"):
+            if not 0 <= event["value"] <= 1e10:
+                made.apart["event: value out of range"] += 1
+                continue
             made.counts["events"] += 1
             used[event["item"], event["kind"]].append(event["value"])
+    if is_apart:
+        made.apart["request: time in the future"] += 1
+        return
     for place, item in enumerate(request["item"]):
         made.counts["items"] += 1
         stage, rank = request["stage"][place], request["rank"][place]
@@ -107,8 +127,8 @@ def _add_request(made: WitnessDay, request: Record, events: dict[tuple[str, str]
                 "rank": rank,
                 "place": rank if stage == len(STAGES) - 1 else None,
                 "drawn": request["inclusion"][place],
-                "click": sum(used[str(item), "click"], 0.0),
-                "seconds": sum(used[str(item), "seconds"], 0.0),
+                "click": min(1e10, sum(used[str(item), "click"], 0.0)),
+                "seconds": min(1e10, sum(used[str(item), "seconds"], 0.0)),
                 **raw_columns(json.loads(request["body"])),
             }
         )

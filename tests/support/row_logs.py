@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import random
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import polars as pl
 from hypothesis import strategies as st
 
 from rankfall.data.impressions.spec import Spec, validate_spec
+from rankfall.data.sources.rows.json_lines import JSON_SUFFIXES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +130,9 @@ def write_rows(rows: list[Row], path: Path) -> Path:
     if path.name.endswith((".csv", ".csv.gz")):
         frame = frame.with_columns(pl.col(pl.Float64).fill_nan(None))
         frame.write_csv(path, compression="gzip" if path.suffix == ".gz" else "uncompressed")
+    elif path.name.endswith(JSON_SUFFIXES):
+        text = frame.with_columns(pl.col(pl.Float64).fill_nan(None)).write_ndjson()
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     elif path.suffix == ".parquet":
         frame.write_parquet(path, row_group_size=5)
     else:

@@ -37,7 +37,7 @@ class Witness:
         self.seed = seed
         self.rows = sorted(rows, key=lambda row: (self.time(row), hash_of(row[spec.request])))
         self.days = sorted({self.day(row) for row in rows})
-        count = fit_days or max(1, len(self.days) - 1)
+        count = fit_days or max(1, len(self.days) - 2)
         self.fitted = [row for row in self.rows if self.day(row) in self.days[:count]]
         self.vocabularies = self._vocabularies()
         first = {row[spec.item]: self.day(row) for row in reversed(self.rows)}
@@ -179,8 +179,16 @@ class Witness:
             and self.time(other) < self.time(row)
             and (other[str(sequence.feedback)] or 0) > 0
         ]
-        past.sort(key=lambda other: (self.time(other), key_of(other, self.spec)))
+        past.sort(
+            key=lambda other: (self.time(other), self.place(other), other[self.spec.request], other[self.spec.item])
+        )
         return past[-sequence.max_length :]
+
+    def place(self, row: Row) -> float:
+        """Return the position of an item, or its rank, or infinity."""
+        column = self.spec.position or self.spec.rank
+        value = None if column is None else row[column]
+        return math.inf if value is None or value < 0 else float(value)
 
     def impression(self, rows: list[Row]) -> Row:
         first, kept, spec = rows[0], self.kept(rows), self.spec

@@ -18,6 +18,7 @@ from rankfall.serving.recording.record_segments import SegmentWriter
 from rankfall.serving.service.bundle_slots import model_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from rankfall.data import ImpressionLog
@@ -30,6 +31,8 @@ MIDNIGHT = 1_705_100_400_000  # 2024-01-13 00:00 in Berlin, which is 23:00 UTC o
 ITEMS, USERS = 40, 6
 TOPICS = ("news", "sport", "film", "food")
 STAGES = ["missed", "outranked", "answered"]
+VALUES = (1.0, 0.1, 0.7, 12.5)
+HOSTILE_VALUES = (1e10, 1e10, -1.0, -1e300, 1e39, 1.7e308, float("inf"), float("nan"))
 
 
 def served_spec(**changes: Any) -> Spec:
@@ -133,13 +136,19 @@ class Traffic:
         return replace(self, events=[*self.events, *events])
 
 
-def random_traffic(seed: int, *, days: int = 2, requests: int = 12, first: int = MIDNIGHT + 2 * DAY) -> Traffic:
-    """Random records of some days, with everything that may go wrong: late, repeated and unknown ones."""
+def random_traffic(
+    seed: int, *, days: int = 2, requests: int = 12, first: int = MIDNIGHT + 2 * DAY, hostile: bool = False
+) -> Traffic:
+    """Random records of some days, with everything that may go wrong: late, repeated and unknown ones.
+
+    Those of hostile clients also have times in the future and values that no log may have.
+    """
     chance = random.Random(seed)
     traffic = Traffic()
     for number in range(days * requests):
         time = first + chance.randrange(days * DAY)
-        received = time + chance.choice([0, 5, 1000, 20 * 60_000, 3 * HOUR])
+        ahead = [-20 * 60_000, -5 * HOUR] if hostile else []
+        received = time + chance.choice([0, 5, 1000, 20 * 60_000, 3 * HOUR, *ahead])
         sample = random_sample(chance, f"r{number}", time, received)
         traffic.samples.append(sample)
         if chance.random() < 0.2:  # the client used the id again
@@ -147,7 +156,7 @@ def random_traffic(seed: int, *, days: int = 2, requests: int = 12, first: int =
                 chance, f"r{number}", time + chance.choice([0, 1000, DAY]), received + chance.choice([0, 7, DAY])
             )
             traffic.samples.append(again)
-        traffic.events += random_events(chance, sample)
+        traffic.events += random_events(chance, sample, VALUES + HOSTILE_VALUES if hostile else VALUES)
     traffic.samples.append(random_sample(chance, "last", first + days * DAY + 9 * HOUR, first + days * DAY + 9 * HOUR))
     return traffic
 
@@ -172,7 +181,7 @@ def random_sample(chance: random.Random, request: str, time: int, received: int)
     }
 
 
-def random_events(chance: random.Random, sample: Record) -> list[Record]:
+def random_events(chance: random.Random, sample: Record, values: Sequence[float] = VALUES) -> list[Record]:
     """Events of a request: good ones, repeated ones, late ones, and those of nothing that was served."""
     made = []
     for number in range(chance.randrange(5)):
@@ -183,7 +192,7 @@ def random_events(chance: random.Random, sample: Record) -> list[Record]:
             "request": sample["request"] if chance.random() < 0.9 else f"forged{chance.randrange(9)}",
             "item": str(chance.choice(items) if chance.random() < 0.9 else ITEMS + 5),
             "kind": chance.choice(["click", "seconds", "view"]),
-            "value": chance.choice([1.0, 0.1, 0.7, 12.5]),
+            "value": chance.choice(values),
             "time": received - 10,
             "received": received,
         }

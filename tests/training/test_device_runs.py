@@ -287,7 +287,7 @@ def test_labels_a_loss_refuses_are_named(data: Path, tmp_path: Path) -> None:
     wanted = config_for(data, loss={"name": "bce_loss", "threshold": None})
     with (
         on_standin(),
-        pytest.raises(ConfigError, match=r"bce_loss refuses labels of data\.train, such as 3: lab"),
+        pytest.raises(ConfigError, match=r"bce_loss refuses labels of data\.train, which are from 0 to 3: lab"),
     ):
         train(wanted, tmp_path / "run")
 

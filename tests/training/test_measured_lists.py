@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Literal
+import math
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import ground_truth
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group
+from rankfall.training.label_checks import trained_labels
 from rankfall.training.measure_cascade import measure
 from rankfall.training.measured_lists import production_left, short_lists
 from rankfall.training.train_cascade import load_run, train
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from rankfall.training.evaluation import EvaluationSummary
 
 QUOTAS = [5, 3]
 
@@ -92,6 +96,7 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     left = [production_left(batch, ground_truth(batch, 2), QUOTAS) for batch in loader]
     expected = torch.cat(left).nanmean(0).tolist()
     assert [stage.survived.value for stage in summary.production] == pytest.approx(expected)
+    check_within_shown(summary, clicks, tmp_path / "run")
     assert summary.production_note is not None
     assert "favours it" in summary.production_note
     sampled = any(stage.sample is not None for stage in loader.log.spec.stages)
@@ -110,20 +115,93 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     assert every.production is not None
     assert [stage.survived.value for stage in every.production] == pytest.approx(expected)
     assert every.production[0].entered == ITEMS
+    assert not any("/shown/" in name for name in every.metrics)  # lists hold only the best items
 
 
-def test_relevance_of_shown_items_only_favours_production(tmp_path: Path) -> None:
+def check_within_shown(summary: EvaluationSummary, log: Path, run: Path) -> None:
+    """Compare AUC and NDCG within what was shown with loops over pairs and ranks."""
+    _, cascade = load_run(run)
+    found: dict[str, list[float]] = {name: [] for name in summary.metrics if "/shown/" in name}
+    names = [f"{stage}/shown/{metric}" for stage in ("retrieval", "ranking") for metric in ("auc", "ndcg")]
+    assert list(found) == names
+    for batch in ImpressionLoader(log, DAYS[2], batch=32, shuffle=False):
+        for stage, scores in zip(("retrieval", "ranking"), (one.detach() for one in cascade(batch)), strict=True):
+            for row in range(len(batch)):
+                shown = (batch.mask[row] & (batch.depth[row] == 2)).nonzero().flatten().tolist()
+                pairs = [(float(scores[row, place]), bool(batch.relevance[row, place])) for place in shown]
+                yes, no = ([score for score, label in pairs if label is wanted] for wanted in (True, False))
+                if not yes or not no:
+                    continue
+                right = sum((one > other) + (one == other) / 2 for one in yes for other in no)
+                found[f"{stage}/shown/auc"].append(right / (len(yes) * len(no)))
+                order = [label for _, label in sorted(pairs, key=lambda pair: -pair[0])]
+                gains = [label / math.log2(2 + place) for place, label in enumerate(order)]
+                best = sum(1 / math.log2(2 + place) for place in range(len(yes)))
+                found[f"{stage}/shown/ndcg"].append(sum(gains) / best)
+    for name, values in found.items():
+        assert len(values) == summary.impressions - summary.undefined[name] > 5
+        assert summary.metrics[name] == pytest.approx(sum(values) / len(values), abs=1e-5)
+        assert not name.endswith("auc") or summary.chance[name] == pytest.approx(0.5)
+
+
+def test_production_is_not_shown_if_it_alone_decided_what_could_be_relevant(tmp_path: Path) -> None:
     """A column computed of feedback, such as 10 for a purchase, is feedback under another name."""
     random_log(tmp_path / "log", impressions=20, description=spec(relevant={"column": "worth"}), change=_shown_only)
     train(validate_cascade(content(tmp_path / "log", training={"epochs": 1})), tmp_path / "run")
-    note = str(evaluate_run(tmp_path / "run").summary().production_note)
-    assert "shown 100%." in note
-    assert "favours it" in note
+    summary = evaluate_run(tmp_path / "run").summary()
+    assert summary.production is None
+    assert "1 by construction and is not shown" in str(summary.production_note)
 
 
 def _shown_only(days: dict[str, dict[str, list[list[float]]]]) -> None:
     for columns in days.values():
         columns["relevance"] = [[float(depth == 2) for depth in depths] for depths in columns["depth"]]
+
+
+PER_STAGE = {"name": "per_stage", "loss": {"name": "softmax_loss"}}
+GRADES = "grades (stages, then ranks)"
+
+
+def test_training_and_its_page_say_which_label_trains(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Relevance is the column of clicks, which is evaluated; per_stage learns the order of production by default."""
+    for labels, words in (("full", GRADES), ("relevance", "relevance")):
+        config = content(clicks, training={"epochs": 1}) | {"objective": PER_STAGE}
+        config["data"]["labels"] = labels
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        out = tmp_path / labels
+        assert run("train", str(tmp_path / "config.yaml"), "--out", str(out)) == 0
+        printed, warned = (" ".join(text.split()) for text in capsys.readouterr())
+        assert f"trained on {words}, evaluated on relevance" in printed
+        assert ("per_stage trains on grades" in warned) == (labels == "full")
+        assert ("data.labels=relevance trains on it" in warned) == (labels == "full")
+        assert run("report", str(out)) == 0
+        assert f"trained on {words}, evaluated on relevance" in (out / "report.html").read_text()
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [
+        ({"name": "lcron", "topk": {"name": "lapsum_topk", "tau": 1.0}}, "relevance"),
+        ({"name": "bce"}, "relevance"),
+        ({"name": "fs_ranknet"}, GRADES),
+        ({"name": "arf"}, f"{GRADES} and relevance"),
+        (PER_STAGE | {"labels": "relevance"}, "relevance"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["name"],
+)
+def test_labels_of_objectives(clicks: Path, objective: dict[str, Any], words: str) -> None:
+    config = validate_cascade(content(clicks) | {"objective": objective})
+    assert trained_labels(config) == f"trained on {words}, evaluated on relevance"
+
+
+def test_an_inspection_says_what_uses_which_label(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", str(clicks)) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "relevance: the column 'click'. Metrics, and objectives such as lcron and bce, use it" in printed
+    assert "grade: the order of stages, then ranks." in printed
 
 
 def test_relevance_by_production_is_said_and_not_shown(tmp_path: Path) -> None:
@@ -199,7 +277,7 @@ def test_nothing_is_measured_without_a_catalogue(clicks: Path) -> None:
     loader.log.manifest["about"]["item_features"] = "per request"
     assert loader.catalogue_size() is None
     assert short_lists(loader) is None
-    with pytest.raises(ValueError, match="depend on the request, so no items can be added"):
+    with pytest.raises(ValueError, match=r"depend on the request in .*, so no items can be added"):
         ImpressionLoader(loader.log, DAYS[2], length="all")
     fixed = ImpressionLoader(clicks, DAYS[2])
     with pytest.raises(ValueError, match="expected 'all'"):

@@ -41,7 +41,8 @@ def main(path: str) -> None:
                 item: tastes[user][category] + quality[item] - 0.3 * math.log(price / 20)
                 for item, (category, _, price) in items.items()
             }
-            retrieved = draw.sample(list(items), 60)
+            favourites = sorted(CATEGORIES, key=lambda category: -tastes[user][category])[:2]
+            retrieved = draw.sample([item for item in items if items[item][0] in favourites], 60)
             preranked = best(retrieved, relevance, keep=30, noise=1.0)
             ranked = best(preranked, relevance, keep=10, noise=0.5)
             for item in retrieved:

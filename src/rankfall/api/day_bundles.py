@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
+    import pyarrow as pa
 
     from rankfall.data import ImpressionLog
     from rankfall.studies.stream.stream_config import StreamRun
@@ -70,7 +69,7 @@ class DayBundles:
             Trained(run.directory, run.config, weights, log, [day], _measured(run.directory, day)),
             place / day,
             items=self.items,
-            without=None if self.items else _later(log, day),
+            known=None if self.items else _items_after(log, day),
             force=True,
             on_step=lambda step, done, total: self.on_step(run, day, step),
         )
@@ -91,13 +90,15 @@ def _measured(run: Path, day: str) -> dict[str, Any]:
     return {"stream": {"day": day, "metrics": values}}
 
 
-def _later(log: ImpressionLog, day: str) -> NDArray[np.int32] | None:
-    """Return the items whose first day is later than a day."""
+def _items_after(log: ImpressionLog, day: str) -> pa.Table | None:
+    """Return the items as they were after a day, without those of later days; None after the newest day."""
+    import pyarrow.compute as pc
+
     from rankfall.data.impressions.loader import ItemFirstSeen
 
     days = list(log.days)
     if days[-1] == day:
         return None
-    items: NDArray[np.int32] = log.items()["item"].to_numpy()
-    first = ItemFirstSeen().numbers(log, days, items)
-    return items[(first > days.index(day)) & (first < len(days))]
+    table = log.items_on(days[days.index(day) + 1])
+    first = ItemFirstSeen().numbers(log, days, table["item"].to_numpy())
+    return table.filter(pc.invert((first > days.index(day)) & (first < len(days))))

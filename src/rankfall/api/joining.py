@@ -39,8 +39,11 @@ def join(
     follow: bool = False,
     poll: float = 10.0,
     parity: float = 0.01,
+    parity_limit: float = 0.01,
+    user_requests: int = 1_000,
     bundles: PathLike | None = None,
     grow: bool = False,
+    grow_limit: int | None = None,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     on_day: Callable[[DayReport], None] = lambda report: None,
@@ -59,8 +62,13 @@ def join(
         follow: Wait for new records. The function then returns only after `stop` or Ctrl-C.
         poll: Seconds between checks for new records, with `follow`.
         parity: Share of the requests that are encoded and scored again by the bundle that answered them.
+        parity_limit: Share of these requests that may be encoded or scored differently now. They are set apart; more of
+            them stop the day. 1 stops no day.
+        user_requests: Largest number of requests of one user and day; further ones are set apart.
         bundles: Where bundles are searched that are not at their place any more.
         grow: Give new values of vocabularies ids behind the known ones, as ``rankfall prepare rows --append --grow``.
+        grow_limit: Largest number of new values of a vocabulary and day, the most frequent ones. Default: a tenth of
+            the vocabulary, and at least 1,000.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -72,10 +80,22 @@ def join(
 
     Raises:
         ConfigError: If the description is wrong.
-        ParityError: If a request is encoded or scored differently now. The log does not get its day.
+        ParityError: If more requests than `parity_limit` allows are encoded or scored differently now. The log does not
+            get their day.
         ValueError: If records, tables or arguments are wrong; the message says where.
     """
-    settings = {"wait": _milliseconds(wait), "close": close, "parity": _share(parity), "grow": grow}
+    for name, count in (("user_requests", user_requests), ("grow_limit", grow_limit)):
+        if count is not None and count < 0:
+            raise ValueError(f"{name}: found {count}, expected a number of at least 0")
+    settings = {
+        "wait": milliseconds("wait", wait),
+        "close": close,
+        "parity": _share("parity", parity),
+        "parity_limit": _share("parity_limit", parity_limit),
+        "user_requests": user_requests,
+        "grow": grow,
+        "grow_limit": grow_limit,
+    }
     if follow and close:
         raise ValueError("close: found with follow; a day is closed at once, or when its records have been received")
     if not poll > 0:
@@ -123,7 +143,7 @@ def _status(result: JoinResult) -> str:
     return "; ".join(f"{day}: {why}" for day, why in list(result.waiting.items())[:3])
 
 
-def _milliseconds(wait: str | float | timedelta) -> int:
+def milliseconds(name: str, wait: str | float | timedelta) -> int:
     """Return a duration in milliseconds."""
     if isinstance(wait, str):
         found = _DURATION.fullmatch(wait.strip())
@@ -133,12 +153,12 @@ def _milliseconds(wait: str | float | timedelta) -> int:
         seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait) if is_number else -1.0
     if not 0 <= seconds <= MAX_WAIT.total_seconds():
         raise ValueError(
-            f"wait: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"
+            f"{name}: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"
         )
     return round(seconds * 1000)
 
 
-def _share(parity: float) -> float:
-    if not 0 <= parity <= 1:
-        raise ValueError(f"parity: found {parity!r}, expected a share from 0 to 1")
-    return float(parity)
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: found {value!r}, expected a share from 0 to 1")
+    return float(value)

@@ -205,7 +205,7 @@ def plan(
     with verification(verify, on_notice), reported(progress) as report:
         current = current_quotas(path, words, trust=trust)
         tried = parse_grid(_grid_words(grid), list(current))
-        priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice)
+        priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice, trust=trust)
         report(Progress("scoring"))
         result = plan_run(
             path,
@@ -269,16 +269,21 @@ def _costs(
     grid: Mapping[str, Sequence[int]],
     report: Callable[[Progress], object],
     on_notice: OnNotice,
+    *,
+    trust: bool,
 ) -> Costs:
-    """Return the costs that were given, measured, or else 1 for every scored item."""
+    """Return the costs that were given or measured, or else the defaults of the models of the stages."""
     from rankfall.studies.plan.costs import parse_costs
     from rankfall.studies.plan.plan_quotas import Costs
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
 
     stages = list(current)
     if given:
         return Costs(*parse_costs(_cost_words(given), stages), "given")
     if bundle is None:
-        return Costs.items_scored(stages)
+        config = read_config_as(CascadeConfig, run, trust=trust)
+        return Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in config.stages})
     return _measured_costs(run, bundle, current, grid, report, on_notice)
 
 

@@ -278,8 +278,7 @@ def _warnings(settings: TrainConfig, report: Callable[[Progress], object]) -> li
     from rankfall.training.methods import method_of
 
     report(Progress("counting the items of the log"))
-    warning = method_of(settings).list_warning()
-    return [warning] if warning else []
+    return method_of(settings).validation_warnings()
 
 
 # --- progress -----------------------------------------------------------------------------------------------------

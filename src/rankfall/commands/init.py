@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall._progress import steps
-from rankfall.commands.options import AsJson, existing_source
+from rankfall.commands.options import AsJson, existing_source, table_option
 from rankfall.commands.terminal import examples, print_error, print_json, print_message, print_result
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ EXAMPLES = examples(
     "rankfall init shop.csv",
     "rankfall init 2024-*.parquet --out drafts",
     "rankfall init shop.csv --role request=sid --role label=bought --role ignore=debug",
+    "rankfall init log/ --items videos.csv --users users.csv",
     "rankfall init log",
     "rankfall init train.txt vali.txt test.txt",
 )
@@ -31,7 +32,7 @@ def init(
         typer.Argument(
             metavar="SRC...",
             parser=existing_source,
-            help="Files of rows (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc, .jsonl) or a directory of them, a "
+            help="Files of rows (.csv, .jsonl, .parquet, .feather, .arrow, .ipc) or a directory of them, a "
             "Delta table, s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.",
             show_default=False,
         ),
@@ -46,6 +47,8 @@ def init(
             show_default=False,
         ),
     ] = None,
+    items: Annotated[str | None, table_option("A table with features of items.")] = None,
+    users: Annotated[str | None, table_option("A table with features of users.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draft spec.yaml and config.yaml from the columns of your log.
@@ -60,7 +63,7 @@ def init(
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
     with steps() as on_progress:
-        draft = draft_files(sources, out, roles=role or (), on_progress=on_progress)
+        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=on_progress)
     if not draft.problems:
         _check(draft.files)
         _check_free(out, draft.files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,6 +69,18 @@ def join(
             help="Share of the requests that the bundles that answered them encode and score again; 0: none.",
         ),
     ] = 0.01,
+    parity_limit: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            callback=finite,
+            help="Share of these requests that may differ. They are set apart; more of them stop the day.",
+        ),
+    ] = 0.01,
+    user_requests: Annotated[
+        int, typer.Option(min=0, help="Largest number of requests of one user and day; further ones are set apart.")
+    ] = 1_000,
     bundles: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +93,14 @@ def join(
     grow: Annotated[
         bool, typer.Option("--grow", help="Give new values of vocabularies ids of their own, behind the known ones.")
     ] = False,
+    grow_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Largest number of new values of a vocabulary and day, the most frequent ones.",
+            show_default="a tenth of the vocabulary, at least 1,000",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Join the samples and events of a service to a log, one closed day after the other.
@@ -87,8 +108,9 @@ def join(
     A day has the sampled requests of its date and their events, as far as they were received until --wait after its
     end. It is closed when a later record has been received, and is then appended to LOG as by 'rankfall prepare rows
     --append'. The same records give the same bytes, whenever they are joined. LOG.join, beside the log, has a report
-    of each day, and the events of requests that were never served. A difference between what the log would have and
-    what a model received stops the day.
+    of each day. Requests and events that the log cannot have are set apart there, with the reason, and the day is
+    closed without them. If what the log would have of more requests than --parity-limit allows differs from what a
+    model received, the day is not closed.
     """
     if follow and close:
         raise typer.BadParameter("a day is closed at once, or when its records are complete", param_hint="--close")
@@ -108,8 +130,11 @@ def join(
             follow=follow,
             poll=poll,
             parity=parity,
+            parity_limit=parity_limit,
+            user_requests=user_requests,
             bundles=bundles,
             grow=grow,
+            grow_limit=grow_limit,
             progress=display.show,
             on_notice=display.note,
             on_day=lambda report: display.note(_day_note(report)),
@@ -127,11 +152,17 @@ def _print(result: JoinResult, out: Path, *, as_json: bool) -> None:
         print_json(result.to_json())
     elif result.days:
         print_result(_table(result))
+    late = Counter(result.late)
     for report in result.days:
-        if report.day in result.closed and report.refused:
-            print_message(
-                f"warning: {report.day}: {report.refused:,} requests cannot be logged: {report.refused_because[0]}"
-            )
+        if report.day in result.closed:
+            late.update(report.late_requests)
+            for reason, count in report.apart.items():
+                print_message(
+                    f"{report.day}: set apart {count:,} ({reason}), such as {report.apart_because[reason][0]}"
+                )
+    if late:
+        days = ", ".join(f"{count:,} of {day}" for day, count in late.most_common(3))
+        print_message(f"{sum(late.values()):,} requests came too late for their day: {days}")
     for day, why in result.waiting.items():
         print_message(f"{day} is open: {why}")
     print_message(f"closed {', '.join(result.closed) or 'no day'}; {out} has the log, {out}.join the reports")

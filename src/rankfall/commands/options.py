@@ -58,6 +58,11 @@ def existing_source(text: str) -> str:
     return text
 
 
+def table_option(help: str) -> Any:
+    """Return the option of a table that is joined to the rows of a log."""
+    return typer.Option(parser=existing_source, metavar="PATH", help=help, show_default=False)
+
+
 @contextmanager
 def noting(*, verify: bool = True) -> Generator[None]:
     """Context in which files are compared with their checksums, unless `verify` is False; notes are printed."""

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from rankfall.api.joining import milliseconds
 from rankfall.commands.terminal import examples, print_message, requires_extra
 
 EXAMPLES = examples(
@@ -20,6 +21,7 @@ EXAMPLES = examples(
 )
 TOKEN = "RANKFALL_TOKEN"
 MAX_COUNT = 10_000  # of --sample-items
+TIME_WINDOW = "1d"
 
 
 class Clock(StrEnum):
@@ -101,6 +103,14 @@ def serve(
             show_default="10",
         ),
     ] = None,
+    time_window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Requests whose time differs by more than this from the clock are not sampled; 0: any time.",
+            show_default=f"{TIME_WINDOW}, and any time with --clock requests",
+        ),
+    ] = None,
     clock: Annotated[
         Clock | None,
         typer.Option(
@@ -121,12 +131,13 @@ def serve(
         from rankfall.serving.service.run_service import serve as run
         from rankfall.serving.service.settings import Settings, default_threads
 
-    recording = {"sample_share": sample_share, "sample_items": sample_items, "clock": clock}
+    recording = {"sample_share": sample_share, "sample_items": sample_items, "time_window": time_window, "clock": clock}
     for name, value in recording.items():
         if samples is None and value is not None:
             raise ValueError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
     if clock == Clock.requests and workers > 1:
         raise ValueError("clock: found requests with several workers, each of which has its own clock; use --workers 1")
+    window = time_window or ("0" if clock == Clock.requests else TIME_WINDOW)
     token = _token(token_file)
     print_message("loading the bundle")
     settings = Settings(
@@ -146,6 +157,7 @@ def serve(
         samples=samples,
         sample_share=1.0 if sample_share is None else sample_share,
         sample_items=_counts(sample_items or "10"),
+        time_window=milliseconds("time-window", window) or None,
         clock=(clock or Clock.wall).value,
     )
     if not _is_loopback(host):

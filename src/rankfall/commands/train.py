@@ -194,11 +194,16 @@ def _kept(out: Path) -> str:
 def _table(run: TrainedRun) -> Table:
     from rich.table import Table
 
+    from rankfall.training.methods import method_of
+    from rankfall.training.run_directory import read_config
+
     out, result = run.directory, run.result
     table = Table(show_header=False, title=f"{out}", title_justify="left")
     for line in validation_texts(run.best_validation(), run.metric):
         name, value = line.split()
         table.add_row(f"validation {name}", value)
+    for labels, _ in filter(None, [method_of(read_config(out)).describe().get("labels")]):
+        table.add_row("labels", labels)
     table.add_row("best epoch", f"{result.best_epoch} of {result.epochs}")
     table.add_row("parameters", f"{result.parameters:,}")
     table.add_row("seconds", f"{result.seconds:.1f}")

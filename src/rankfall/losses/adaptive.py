@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import check_choice, check_lists, is_published
-from rankfall._lists import Reduction, has_positive, item_weight, reduce_lists
+from rankfall._lists import Reduction, counts_for_order, item_weight, reduce_lists
 from rankfall.losses.relaxed import RelaxLoss, SortCrossEntropyLoss, TopKBCELoss
 from rankfall.ops import neural_sort
 from rankfall.ops import topk as make_topk
@@ -45,7 +45,8 @@ class _AdaptiveLoss(nn.Module):
 
         Args:
             scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
-            labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+            labels: Tensor ``(..., n)`` of relevance labels. Higher is better. Negative labels need
+                ``positive_only=False``.
             mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
             weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
         """
@@ -55,7 +56,7 @@ class _AdaptiveLoss(nn.Module):
         order = self.order(scores, labels, mask=mask, weight=of_items)
         balanced = order / (2 * self.alpha.square()) + self.alpha.abs().log()
         # The logarithm would pull alpha to 0 on lists without information about the order.
-        per_list = recall + balanced.masked_fill(~has_positive(labels, mask), 0.0)
+        per_list = recall + balanced.masked_fill(~counts_for_order(labels, mask), 0.0)
         return reduce_lists(per_list, weight=weight, reduction=self.reduction)
 
 
@@ -66,8 +67,8 @@ class ARFLoss(_AdaptiveLoss):
     .. math:: L_{Relax} + \frac{1}{2 \alpha^2} L_{Global} + \log |\alpha|
 
     The weight :math:`\alpha` starts at 1 and is a parameter: pass it to the optimizer together with the parameters of
-    the model. A list without a relevant item has loss 0, without the logarithm. Use it for a stage that selects m items
-    by their whole order.
+    the model. A list whose labels are all equal and not positive has loss 0, without the logarithm. Use it for a stage
+    that selects m items by their whole order.
 
     Args:
         m: Number of items that the scores keep, at least 1. May exceed the length of a list.
@@ -79,7 +80,8 @@ class ARFLoss(_AdaptiveLoss):
             applied to the labels: a number or a tensor ``(..., 1)``.
             Default of the published variant: `tau`.
         ties: Hard permutation of equal labels: the ``"average"`` over all their orders, or by ``"position"``.
-        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        positive_only: Whether only labels above 0 can be among the k best; negative labels are then an error. Items
+            tied at the k-th place share it.
         variant: ``"published"`` is eq. 11 to 13 as printed: the soft permutation of the labels is the target of both
             losses, not only of the order, and both are sums.
         scale: ``"mean"`` of both losses, ``"sum"`` of both (the default of the published variant), or ``"mixed"``: the
@@ -154,7 +156,8 @@ class ARFv2Loss(_AdaptiveLoss):
         label_tau: None for the hard permutation of the labels. Otherwise the positive temperature at which `sort` is
             applied to the labels: a number or a tensor ``(..., 1)``.
         ties: Hard permutation of equal labels: the ``"average"`` over all their orders, or by ``"position"``.
-        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        positive_only: Whether only labels above 0 can be among the k best; negative labels are then an error. Items
+            tied at the k-th place share it.
         scale: ``"mean"`` of both losses, ``"sum"`` of both, or ``"mixed"``: the sum for the inclusion and the mean for
             the order.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankfall import register
-from rankfall._checks import check_lists
-from rankfall._lists import Reduction, has_positive, item_weight, rank_order, reduce_lists
+from rankfall._checks import check_lists, check_none
+from rankfall._lists import Reduction, counts_for_order, has_positive, item_weight, rank_order, reduce_lists
 from rankfall.losses._module import LossModule
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def softmax_loss(
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
-        labels: Tensor ``(..., n)`` of relevance labels. Higher is better.
+        labels: Tensor ``(..., n)`` of relevance labels, at least 0. Higher is better.
         mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
         weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
@@ -50,6 +50,7 @@ def softmax_loss(
         tensor(1.0986)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
+    check_none("labels", labels < 0, "values below 0")
     of_items = item_weight(weight, scores, mask)
     target = labels if of_items is None else labels * of_items
     # The smallest finite number, not -inf: 0 * -inf is NaN, and a list may be all padding.
@@ -78,7 +79,8 @@ def listmle_loss(
     .. math:: \sum_i \Big(\log \sum_{j \ge i} e^{s_{\pi(j)}} - s_{\pi(i)}\Big)
 
     where :math:`\pi` puts the labels in descending order, equal labels by position. An item weight is the weight of the
-    step that places the item. Use it if the whole order of the labels matters.
+    step that places the item. Only the order of the labels matters, so they may be negative. A list whose labels are
+    all equal and not positive has loss 0. Use it if the whole order of the labels matters.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -102,7 +104,7 @@ def listmle_loss(
     step_weight = (mask.to(scores.dtype) if of_items is None else of_items).gather(-1, order)
     ordered = _padded_far_below(scores, mask).gather(-1, order)
     remaining = ordered.flip(-1).logcumsumexp(-1).flip(-1)
-    per_list = (step_weight * (remaining - ordered)).sum(-1).masked_fill(~has_positive(labels, mask), 0.0)
+    per_list = (step_weight * (remaining - ordered)).sum(-1).masked_fill(~counts_for_order(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 

@@ -18,6 +18,7 @@ from rankfall import register
 from rankfall._checks import check_choice, check_count, check_lists, check_scale, check_share
 from rankfall._lists import (
     Reduction,
+    check_relevant,
     discounts,
     gains,
     has_positive,
@@ -183,7 +184,8 @@ def ranknet_loss(
 
     .. math:: \frac{1}{|\{y_i > y_j\}|} \sum_{y_i > y_j} \log(1 + e^{-\sigma (s_i - s_j)})
 
-    The loss is the mean over the pairs, and 0 for a list whose labels are all equal. Pairs are processed in blocks, so
+    The loss is the mean over the pairs, and 0 for a list whose labels are all equal. Only the order of the labels
+    matters, so they may be negative. Pairs are processed in blocks, so
     memory is linear in n. Use it if every pair matters equally, whatever its rank.
 
     Args:
@@ -212,8 +214,7 @@ def ranknet_loss(
         rank_weight=_any_rank(scores),
         advantage=lambda winner, loser: torch.sign(winner - loser),
     )
-    per_list = safe_divide(total, _pairs(labels, mask)).masked_fill(~has_positive(labels, mask), 0.0)
-    return reduce_lists(per_list, weight=weight, reduction=reduction)
+    return reduce_lists(safe_divide(total, _pairs(labels, mask)), weight=weight, reduction=reduction)
 
 
 class RankNetLoss(LossModule):
@@ -377,7 +378,8 @@ def lambda_recall_loss(
         weight: Tensor of item weights ``(..., n)`` or list weights ``(...)``. Default: no weights.
         m: Number of items that the scores keep, at least 1. May exceed the length of a list.
         k: Number of relevant items, at least 1: the k best labels. May exceed the length of a list.
-        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        positive_only: Whether only labels above 0 can be among the k best; negative labels are then an error. Items
+            tied at the k-th place share it.
         sigma: Positive slope of the logistic loss of a pair.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
@@ -391,6 +393,7 @@ def lambda_recall_loss(
         tensor(1.3133)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
+    check_relevant(labels, positive_only)
     kept = torch.arange(scores.shape[-1], device=scores.device) < check_count("m", m)
     total = _pair_sum(
         scores * check_scale("sigma", sigma),

@@ -12,6 +12,8 @@ from rankfall import register
 from rankfall._checks import check_choice, check_count, check_flag, check_lists, check_none, check_scale, is_published
 from rankfall._lists import (
     Reduction,
+    check_relevant,
+    counts_for_order,
     discounts,
     gains,
     has_positive,
@@ -186,8 +188,9 @@ def sort_cross_entropy_loss(
 
     where :math:`Q` is the permutation of the labels, averaged over the orders of equal labels, so that the loss does
     not depend on the order in which items are given. The equation in ARF has a second minus sign and no factor 1/n;
-    this is the positive cross entropy. It needs all n rows. Item weights multiply the columns. Use it if the whole
-    order of the labels matters.
+    this is the positive cross entropy. It needs all n rows. Item weights multiply the columns. Only the order
+    of the labels matters, so they may be negative (with `label_tau`, their differences). A list whose labels are all
+    equal and not positive has loss 0. Use it if the whole order of the labels matters.
 
     Args:
         scores: Floating tensor ``(..., n)``, one list of n items in the last dimension.
@@ -232,7 +235,7 @@ def sort_cross_entropy_loss(
     else:
         by_rank = cost.gather(-1, order[..., None]).squeeze(-1)
     scale = scale or ("sum" if published else "mean")
-    per_list = _scaled(by_rank, real, scale).masked_fill(~has_positive(labels, mask), 0.0)
+    per_list = _scaled(by_rank, real, scale).masked_fill(~counts_for_order(labels, mask), 0.0)
     return reduce_lists(per_list, weight=weight, reduction=reduction)
 
 
@@ -277,7 +280,8 @@ def relax_loss(
         tau: Positive temperature of `sort`: a number, a scalar tensor, or one value per list ``(..., 1)``. Default: the
             default of `sort`.
         sort: A soft sort of :mod:`rankfall.ops`; in configurations, its name or a mapping of its name and options.
-        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        positive_only: Whether only labels above 0 can be among the k best; negative labels are then an error. Items
+            tied at the k-th place share it.
         label_tau: None for the hard membership in the k best labels. Otherwise the positive temperature at which `sort`
             is applied to the labels, whose first k rows are added up, as in ARF, eq. 11: a number or a tensor ``(...,
             1)``. Default of the published variant: `tau`.
@@ -296,6 +300,7 @@ def relax_loss(
         tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
+    check_relevant(labels, positive_only)
     of_items = item_weight(weight, scores, mask)
     published = is_published(variant)
     if label_tau is not None:
@@ -304,7 +309,7 @@ def relax_loss(
     if published or label_tau is not None:
         of_labels = tau if label_tau is None else label_tau
         truth = _rows(labels, sort, k=min(check_count("k", k), n), tau=of_labels, mask=mask).sum(-2)
-        truth = truth * (labels > 0) if check_flag("positive_only", positive_only) else truth
+        truth = truth * (labels > 0) if positive_only else truth
     else:
         truth = top_labels(labels, k, mask, positive_only=positive_only)
     # The sum is computed in log space, so that an item far below the cutoff still has a gradient.
@@ -355,7 +360,8 @@ def topk_bce_loss(
             reach 0: the probabilities add up to about m, but only k items have the target 1.
         topk: A soft top-k from :func:`rankfall.ops.topk`; in configurations, the name of any operator or a mapping of
             its name and options. Default: ``topk("dftopk")``.
-        positive_only: Whether only labels above 0 can be among the k best. Items tied at the k-th place share it.
+        positive_only: Whether only labels above 0 can be among the k best; negative labels are then an error. Items
+            tied at the k-th place share it.
         scale: ``"mean"`` over the items of a list, or their ``"sum"`` as in LCR, eq. 12.
         reduction: ``"mean"`` or ``"sum"`` over the lists, or ``"none"`` for one value per list.
 
@@ -369,6 +375,7 @@ def topk_bce_loss(
         tensor(0.6931)
     """
     scores, labels, mask = check_lists(scores, labels, mask)
+    check_relevant(labels, positive_only)
     of_items = item_weight(weight, scores, mask)
     truth = top_labels(labels, k, mask, positive_only=positive_only)
     kept = k if m is None else check_count("m", m)

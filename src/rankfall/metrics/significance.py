@@ -251,11 +251,9 @@ def crossed_test(
     _check_options(alternative, confidence)
     a, b, sizes, dropped = _crossed_samples(a, b, folds)
     queries = a.shape[1]
-    if over != "seeds":
-        _check_size("a and b", queries)
-    if over != "queries":
-        _check_runs("a", len(a))
-        _check_runs("b", len(b))
+    _check_size("a and b", queries, least=1 if over == "seeds" else 2)
+    for name, sample in (("a", a), ("b", b)):
+        _check_runs(name, len(sample), least=1 if over == "queries" else 2)
     difference = a.mean(0) - b.mean(0)
     of_queries = VariancePart(float(difference.var()) / queries, queries - 1) if queries > 1 else VariancePart(0.0, 1)
     of_runs = between_runs(a, sizes) + between_runs(b, sizes)
@@ -435,14 +433,15 @@ def _check_crossed(name: str, sample: Tensor) -> Tensor:
     return _check_sample(name, sample.flatten() if isinstance(sample, Tensor) else sample).view(sample.shape)
 
 
-def _check_runs(name: str, runs: int) -> None:
-    if runs < 2:
-        raise ValueError(f"{name} must have at least 2 seeds, got {runs}: one seed says nothing about others")
+def _check_runs(name: str, runs: int, *, least: int) -> None:
+    if runs < least:
+        why = ": one seed says nothing about others" if least > 1 else ""
+        raise ValueError(f"{name} must have at least {least} seeds, got {runs}{why}")
 
 
-def _check_size(name: str, size: int) -> int:
-    if size < 2:
-        raise ValueError(f"{name} must have at least 2 values that are not NaN, got {size}")
+def _check_size(name: str, size: int, *, least: int = 2) -> int:
+    if size < least:
+        raise ValueError(f"{name} must have at least {least} values that are not NaN, got {size}")
     return size
 
 

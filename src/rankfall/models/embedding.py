@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rankfall._checks import LARGEST, WIDEST, check_count, check_real
+from rankfall._checks import WIDEST, check_count, check_real
 from rankfall._suggestions import did_you_mean
 from rankfall.encoding import UNSEEN
+from rankfall.option_types import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._checks import check_count, check_lists, check_numbers, check_shape
-from rankfall._lists import has_order, has_positive, item_weight, relevant_order, top_labels
+from rankfall._lists import has_order, item_weight, relevant_order, top_labels
 from rankfall.option_types import LARGEST_COUNT
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Objective(nn.Module):
         checked = [check_lists(stage, labels, mask) for stage in scores]
         _, grades, real = checked[0]
         if relevance is None:
-            best = grades
+            best = grades.clamp(min=0.0)
         else:
             check_numbers("relevance", relevance, scores[0], real)
             best = relevant_order(relevance, grades, real)
@@ -188,8 +188,8 @@ class Objective(nn.Module):
 
 
 def grades_order(batch: Impression) -> Tensor:
-    """Return which lists have different grades, one of them positive: all others have loss 0."""
-    return has_order(batch.grades, batch.mask) & has_positive(batch.grades, batch.mask)
+    """Return which lists have different grades: all others have no order to learn."""
+    return has_order(batch.grades, batch.mask)
 
 
 def per_stage(name: str, value: int | Sequence[int], stages: int | None, *, least: int = -LARGEST_COUNT) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import check_choice, check_count, is_published
-from rankfall._lists import has_order, has_positive, mean_over_lists
+from rankfall._lists import counts_for_order, has_order, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
 from rankfall.losses.adaptive import adaptive_scales
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages, grades_order
@@ -125,7 +125,7 @@ class _Adaptive(_Ordered):
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         # the logarithm would pull alpha to 0 on lists without information about the order
-        share = mean_over_lists(has_positive(batch.grades, batch.mask).to(batch.grades.dtype))
+        share = mean_over_lists(counts_for_order(batch.grades, batch.mask).to(batch.grades.dtype))
         terms = {}
         for t in range(self.stages):
             order = self.order(batch, t, scale=self.of_order)

@@ -25,6 +25,7 @@ class BundleFinder:
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         self._loaded: OrderedDict[str, Bundle] = OrderedDict()
+        self._absent: set[str] = set()
 
     def find(self, model: str, path: str) -> Bundle:
         """Return the bundle of a model.
@@ -42,6 +43,16 @@ class BundleFinder:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(model)
         return self._loaded[model]
+
+    def if_present(self, model: str, path: str) -> Bundle | None:
+        """Return the bundle of a model, None if it is not there any more."""
+        if model in self._absent:
+            return None
+        try:
+            return self.find(model, path)
+        except ValueError:
+            self._absent.add(model)
+            return None
 
     def _place(self, model: str, path: Path) -> Path:
         if _is_model(path, model):

@@ -12,21 +12,35 @@ import pyarrow.parquet as pa_parquet
 
 from rankfall._disk import make_directory, open_new
 from rankfall.online.item_lookup import ItemLookup
-from rankfall.online.match_records import NOT_IN_SAMPLE, REASON
+from rankfall.online.log_days import in_future
+from rankfall.online.quarantine import (
+    EVENT_VALUE,
+    OF_APART,
+    OTHER_ITEM,
+    REQUEST_ID,
+    REQUEST_STAGES,
+    REQUEST_TIME,
+    REQUEST_VALUE,
+    USER_REQUESTS,
+)
 from rankfall.online.request_columns import BodyColumns
+from rankfall.online.served_requests import HASH
+from rankfall.serving.encoded_requests import NO_ITEM
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from rankfall.online.bundle_finder import BundleFinder
     from rankfall.online.match_records import MatchedPart
+    from rankfall.online.parity import ParityCheck
+    from rankfall.online.quarantine import Quarantine, Reasons
     from rankfall.online.row_layout import RowLayout
 
     Integers = NDArray[np.int64]
 
-_PLACE, _ROW, _ITEM = "\1place", "\1row", "\1item"
-MOST_REASONS = 5
+_PLACE, _ROW, _ITEM, _USER, _COUNT = "\1place", "\1row", "\1item", "\1user", "\1count"
 
 
 @dataclass
@@ -35,10 +49,26 @@ class RowCounts:
 
     rows: int = 0
     events: int = 0
-    refused: int = 0
-    reasons: list[str] = field(default_factory=list)  # of the first requests that were refused
+    capped: int = 0  # sums of events that were reduced to the bounds of their kind
     unused: Counter[str] = field(default_factory=Counter)  # events by kinds that the description does not name
     models: Counter[str] = field(default_factory=Counter)  # requests by model
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Which requests may become rows of a log.
+
+    Attributes:
+        logged: Hashes of ids of requests that the log has and that no service answered, sorted.
+        depths: The number of stages of each model.
+        of_user: The largest number of requests of one user.
+        known: Requests that an earlier attempt to join the day found unfit, with reason and detail.
+    """
+
+    logged: NDArray[np.uint64]
+    depths: dict[str, int]
+    of_user: int
+    known: dict[str, tuple[str, str]]
 
 
 class DayRows:
@@ -47,9 +77,11 @@ class DayRows:
     Args:
         layout: The columns.
         directory: A directory for the files, which is created.
+        apart: Receives the requests and events that the log does not get.
+        finder: Finds the bundles that answered.
     """
 
-    def __init__(self, layout: RowLayout, directory: Path) -> None:
+    def __init__(self, layout: RowLayout, directory: Path, apart: Quarantine, finder: BundleFinder) -> None:
         self.layout, spec = layout, layout.spec
         self._spec = spec
         self._kinds = list(
@@ -61,10 +93,10 @@ class DayRows:
         looked_up = [*layout.item_columns, *(name for name in of_events if name != spec.item)]
         table = layout.tables.get("items")
         self._items = ItemLookup(table, spec, list(dict.fromkeys(looked_up)) if table is not None else looked_up)
-        self._bodies = BodyColumns(layout, self._items.values)
-        self._directory = directory
+        self._bodies = BodyColumns(layout, self._items.values, self._served_items)
+        self._directory, self._apart, self._finder = directory, apart, finder
         self._number = 0
-        self._deepest: dict[str, int] = {}
+        self._of_users = pl.DataFrame(schema={_USER: pl.String, _COUNT: pl.UInt32})
         self.counts = RowCounts()
         for origin in ("log", "requests"):
             make_directory(directory / origin)
@@ -79,20 +111,22 @@ class DayRows:
         """The directory of the table of requests, None if the rows have all columns."""
         return self._directory / "requests" if self._of("requests") else None
 
-    def write(self, part: MatchedPart) -> pl.DataFrame:
-        """Write the rows of a part; return the events that are about other items than those of the samples.
+    def write(self, part: MatchedPart, admission: Admission, parity: ParityCheck) -> None:
+        """Write the rows of a part, and set apart what the log cannot have.
 
         Raises:
-            ValueError: If samples have other stages than the description, or the table of items lacks an item.
+            ValueError: If the table of items lacks an item.
         """
         samples = part.samples
-        columns, reasons = self._bodies.make(samples["body"], samples["time"])
-        refused = samples["request"].gather(sorted(reasons))
-        if reasons:
-            samples, columns = self._without(samples, columns, reasons)
-        self._check_stages(samples)
+        columns, refused = self._bodies.make(samples)
+        reasons = {place: (REQUEST_VALUE, why) for place, why in refused.items()}
+        reasons |= self._unfit(samples, admission)
+        samples, columns = self._without(samples, columns, reasons)
+        samples, columns = self._without(samples, columns, self._excess(columns, admission.of_user))
+        samples, columns = self._without(samples, columns, parity.check_scores(samples))
         rows, place = _rows(samples)
         found = _find_rows(part.events, samples, rows, place)
+        found = self._usable(found)
         self._write_rows(rows, place, samples, columns, self._feedback(found, len(rows)))
         counts = self.counts
         counts.rows += len(rows)
@@ -102,54 +136,106 @@ class DayRows:
         counts.events += int(is_used.sum())
         counts.unused.update(dict(of_rows.filter(~is_used)["kind"].value_counts().rows()))
         self._number += 1
-        elsewhere = found.filter(pl.col(_ROW).is_null() & ~pl.col("request").is_in(refused.implode()))
-        return elsewhere.drop(_ROW, _PLACE, _ITEM).with_columns(pl.lit(NOT_IN_SAMPLE).alias(REASON))
 
-    def check_depth(self) -> None:
-        """Check that every model has as many stages as the description expects.
+    def _unfit(self, samples: pl.DataFrame, admission: Admission) -> Reasons:
+        """Return the requests that the log cannot have, whatever their values are."""
+        spec, expected = self._spec, len(self._spec.stages) - 1
+        found: Reasons = {}
+        ids = samples["request"]
+        is_wrong = pl.Series(np.isin(samples[HASH].to_numpy(), admission.logged))
+        if self.layout.request_kind == pl.Int64:
+            is_wrong |= ~ids.eq_missing(ids.str.to_integer(strict=False).cast(pl.String))
+        for place in is_wrong.arg_true():
+            found[place] = REQUEST_ID, "an earlier day of the log has it, or the ids of the log are numbers"
+        for place in samples.select(in_future()).to_series().arg_true():
+            found[place] = REQUEST_TIME, f"{samples['time'][place]}, received at {samples['received'][place]}"
+        for place, model in enumerate(samples["model"]):
+            if (depth := admission.depths.get(model, expected)) != expected:
+                stages = ", ".join(spec.stage_names)
+                found[place] = REQUEST_STAGES, f"model {model} has {depth} stages, and the log the stages {stages}"
+        for place, request in enumerate(ids):
+            if request in admission.known:
+                found[place] = admission.known[request]
+        return found
 
-        Raises:
-            ValueError: If one has another number.
-        """
-        expected = len(self._spec.stages) - 1
-        for model, deepest in self._deepest.items():
-            if deepest != expected:
-                raise ValueError(
-                    f"spec: stages: found {', '.join(self._spec.stage_names)}, expected {deepest + 1} stages: "
-                    f"one for the items that each of the {deepest} stages of model {model} dropped, and one for those "
-                    "that were answered"
-                )
-
-    def _check_stages(self, samples: pl.DataFrame) -> None:
-        deepest = samples.group_by("model").agg(pl.col("stage").list.max().max())
-        for model, found in deepest.sort("model").rows():
-            if found is None:  # its answers were empty, and it had nothing to drop
-                continue
-            self._deepest[model] = max(self._deepest.get(model, 0), found)
-            if found >= len(self._spec.stages):
-                self.check_depth()
+    def _excess(self, columns: dict[str, pl.Series], limit: int) -> Reasons:
+        """Return the requests of users that have more of them than a day may have, in the order of hashes."""
+        if self._spec.user not in columns:
+            return {}
+        users = columns[self._spec.user].cast(pl.String).to_frame(_USER)
+        counted = users.with_columns(pl.int_range(pl.len()).over(_USER).alias(_PLACE))
+        before = counted.join(self._of_users, on=_USER, how="left", maintain_order="left")
+        excess = before.select(
+            pl.col(_USER).is_not_null() & (pl.col(_PLACE) + pl.col(_COUNT).fill_null(0) >= limit)
+        ).to_series()
+        added = users.filter(~excess).drop_nulls().group_by(_USER).len(_COUNT)
+        self._of_users = pl.concat([self._of_users, added]).group_by(_USER).sum()
+        return {
+            place: (USER_REQUESTS, f"more than {limit:,} of {users[_USER][place]!r}") for place in excess.arg_true()
+        }
 
     def _without(
-        self, samples: pl.DataFrame, columns: dict[str, pl.Series], refused: dict[int, str]
+        self, samples: pl.DataFrame, columns: dict[str, pl.Series], reasons: Reasons
     ) -> tuple[pl.DataFrame, dict[str, pl.Series]]:
-        """Leave out requests that cannot be logged."""
-        counts = self.counts
-        for place in sorted(refused)[: MOST_REASONS - len(counts.reasons)]:
-            counts.reasons.append(f"request {samples['request'][place]!r}: {refused[place]}")
-        counts.refused += len(refused)
+        """Set requests apart."""
+        if not reasons:
+            return samples, columns
+        for reason in sorted({reason for reason, _ in reasons.values()}):
+            places = sorted(place for place, (of, _) in reasons.items() if of == reason)
+            self._apart.add(reason, samples[places], [reasons[place][1] for place in places])
         kept = np.ones(len(samples), np.bool_)
-        kept[list(refused)] = False
+        kept[list(reasons)] = False
         good = pl.Series(kept)
         return samples.filter(good), {name: values.filter(good) for name, values in columns.items()}
 
+    def _usable(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Set apart events of requests that are set apart, of other items, and with values that their kind excludes."""
+        low, high = (
+            pl.col("kind").replace_strict(
+                {kind: getattr(self._spec.event_range(kind), name) for kind in self._kinds},
+                default=None,
+                return_dtype=pl.Float64,
+            )
+            for name in ("least", "most")
+        )
+        is_outside = ~pl.col("value").is_between(low, high) | pl.col("value").is_nan()
+        reason = (
+            pl.when(pl.col(_PLACE).is_null())
+            .then(pl.lit(OF_APART))
+            .when(pl.col(_ROW).is_null())
+            .then(pl.lit(OTHER_ITEM))
+            .when(pl.col("kind").is_in(self._kinds) & is_outside)
+            .then(pl.lit(EVENT_VALUE))
+        )
+        marked = events.with_columns(reason.alias(_COUNT))
+        for (why,), some in marked.drop_nulls(_COUNT).sort(_COUNT).group_by(_COUNT, maintain_order=True):
+            details = [f"{value:g}" for value in some["value"]] if why == EVENT_VALUE else None
+            self._apart.add(str(why), some, details)
+        return events.filter(marked[_COUNT].is_null())
+
+    def _served_items(self, samples: pl.DataFrame, places: Integers, ids: list[Any]) -> list[Any]:
+        """Return the ids of items as the bundles that answered have them, None for items that they lack."""
+        found = list(ids)
+        owners = samples.select("model", "bundle")[places].with_row_index(_PLACE)
+        for (model, path), some in owners.group_by("model", "bundle"):
+            if (bundle := self._finder.if_present(str(model), str(path))) is not None:
+                at = some[_PLACE].to_list()
+                rows = bundle.items.find([ids[place] for place in at])
+                known = iter(bundle.items.ids(rows[rows != NO_ITEM]))
+                for place, row in zip(at, rows.tolist(), strict=True):
+                    found[place] = None if row == NO_ITEM else next(known)
+        return found
+
     def _feedback(self, found: pl.DataFrame, count: int) -> dict[str, pl.Series]:
-        """Return the sums of the values of events by kind, added in a fixed order."""
-        known = found.filter(pl.col(_ROW).is_not_null())
+        """Return the sums of the values of events by kind, added in a fixed order, within the bounds of the kind."""
         sums = {}
         for kind in self._kinds:
-            of_kind = known.filter(pl.col("kind") == kind)
+            of_kind = found.filter(pl.col("kind") == kind)
             values = np.bincount(of_kind[_ROW].to_numpy(), of_kind["value"].to_numpy(), minlength=count)
-            sums[kind] = pl.Series(kind, values)
+            allowed = self._spec.event_range(kind)
+            within = np.clip(values, min(0.0, allowed.least), allowed.most)
+            self.counts.capped += int((within != values).sum())
+            sums[kind] = pl.Series(kind, within)
         return sums
 
     def _write_rows(

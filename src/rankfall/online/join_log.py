@@ -16,27 +16,33 @@ The steps of a day, one module each:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pa_parquet
 
 from rankfall._disk import open_new
 from rankfall._files import about_file, scratch_directory
+from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
 from rankfall.data.sources.rows.log_state import StoredState
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
-from rankfall.online.day_rows import DayRows
+from rankfall.online.bundle_finder import BundleFinder
+from rankfall.online.day_rows import Admission, DayRows
 from rankfall.online.join_results import DayReport, JoinResult
-from rankfall.online.join_state import NEXT, REPORT, SERVED, UNKNOWN, JoinDirectory, UsedSegments, save_used
+from rankfall.online.join_state import APART, NEXT, REPORT, SERVED, JoinDirectory, UsedSegments, save_used
 from rankfall.online.log_days import LogDays, day_name
-from rankfall.online.match_records import NEVER_SERVED, REASON, MatchCounts, match_records
-from rankfall.online.parity import ParityCheck
+from rankfall.online.match_records import MatchCounts, match_records
+from rankfall.online.parity import DifferenceError, ParityCheck
+from rankfall.online.quarantine import UNKNOWN_REQUEST, Quarantine
 from rankfall.online.recorded_segments import RecordedSegments
 from rankfall.online.row_layout import make_layout
 from rankfall.online.served_requests import DAY, HASH, ServedRequests, write_served
@@ -53,8 +59,10 @@ if TYPE_CHECKING:
     from rankfall.online.match_records import MatchedPart
     from rankfall.online.recorded_segments import SegmentContent
     from rankfall.online.row_layout import RowLayout
+    from rankfall.online.served_requests import Hashes
 
 SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
+LEAST_GROWTH = 1_000  # new values that any vocabulary may get on one day
 _ADDED = (HASH, DAY, CARRIED)  # columns that records get here
 
 
@@ -68,8 +76,12 @@ class JoinSettings:
         wait: How long records are waited for after the end of their day, in milliseconds.
         close: Close all days that have samples, whether all of their records have been received or not.
         parity: The share of the requests that are encoded and scored again.
+        parity_limit: The share of these that may differ. They are set apart; more of them stop the day.
+        user_requests: The largest number of requests of one user and day; further ones are set apart.
         bundles: Where bundles are searched that are not at their place any more.
         grow: Let vocabularies of the log grow by new values; see :func:`append_rows`.
+        grow_limit: The largest number of new values of a vocabulary and day, the most frequent ones. By default a tenth
+            of the vocabulary, and at least 1,000.
     """
 
     items: Path | None = None
@@ -77,8 +89,11 @@ class JoinSettings:
     wait: int = 3_600_000
     close: bool = False
     parity: float = 0.01
+    parity_limit: float = 0.01
+    user_requests: int = 1_000
     bundles: Path | None = None
     grow: bool = False
+    grow_limit: int | None = None
 
 
 class Joiner:
@@ -141,7 +156,7 @@ class Joiner:
             on_day(report)
             closed.append(report.day)
             state = self._beside.load()
-        return JoinResult(str(self._log), closed, state.reports, self._waiting(state))
+        return JoinResult(str(self._log), closed, state.reports, self._waiting(state), self._late(state))
 
     # --- which days ---------------------------------------------------------------------------------------------------
 
@@ -153,8 +168,8 @@ class Joiner:
                 first[day] = min(first.get(day, received), received)
         days = {day for day, received in first.items() if received <= self._days.limit(day)}
         if SAMPLES in state.carried:
-            carried = pl.read_ipc(state.carried[SAMPLES].read_bytes(), columns=["time", "sampled"])
-            days.update(self._days.of(carried.filter("sampled")["time"]).tolist())
+            carried = pl.read_ipc(state.carried[SAMPLES].read_bytes(), columns=["time", "received", "sampled"])
+            days.update(self._days.of(carried.filter("sampled")).tolist())
         return sorted(day for day in days if state.last is None or day > state.last)
 
     def _next(self, state: JoinState) -> int | None:
@@ -164,6 +179,8 @@ class Joiner:
 
     def _why_open(self, day: int) -> str | None:
         """Return why a day cannot be closed yet, None if it can."""
+        if day_name(day) > str(datetime.now(ZoneInfo(self._spec.zone)).date()):
+            return "it is in the future"
         if self._settings.close:
             return None
         limit, is_open = self._days.limit(day), self._recorded.first_open
@@ -178,6 +195,14 @@ class Joiner:
         days = self._open_days(state)
         return {day_name(day): self._why_open(day) or "an earlier day is open" for day in days}
 
+    def _late(self, state: JoinState) -> dict[str, int]:
+        """Return the requests that came too late for their day after the last day was closed, by day."""
+        found: Counter[int] = Counter()
+        for content in self._recorded.contents():
+            if content.segment.path.name not in state.used.finished | state.used.begun:
+                found += content.late
+        return {day_name(day): found[day] for day in sorted(found)}
+
     # --- one day --------------------------------------------------------------------------------------------------
 
     def _layout(self) -> RowLayout:
@@ -186,14 +211,30 @@ class Joiner:
 
     def _close(self, day: int, state: JoinState) -> DayReport:
         """Join the records of a day and add it to the log; nothing remains of it after an error."""
-        parity = ParityCheck(self._settings.parity, self._settings.bundles, is_new=self._is_fitted_here(state))
+        known: dict[str, tuple[str, str]] = {}
+        while (report := self._try_to_close(day, state, known)) is None:
+            pass
+        return report
+
+    def _try_to_close(self, day: int, state: JoinState, known: dict[str, tuple[str, str]]) -> DayReport | None:
+        """Join the records of a day without some requests; return None after more of them have been found."""
+        settings, layout = self._settings, self._layout()
+        finder, apart = BundleFinder(settings.bundles), Quarantine()
+        parity = ParityCheck(settings.parity, settings.parity_limit, finder, layout, is_new=self._is_fitted_here(state))
+        parity.different.update(known)
         with scratch_directory("joining", self._beside.path) as scratch:
-            rows = DayRows(self._layout(), scratch / "rows")
+            rows = DayRows(layout, scratch / "rows", apart, finder)
             with self._beside.closing() as directory:
-                report = self._join(day, state, scratch, rows, parity, directory)
+                report = self._join(day, state, scratch, rows, parity, directory, apart, known)
             try:
+                parity.check_limit()
                 if report.items:
                     self._add(rows, report, parity)
+            except DifferenceError:
+                self._beside.abandon()
+                parity.check_limit()
+                known |= parity.different
+                return None
             except BaseException:
                 if not (is_log(self._log) and report.day in ImpressionLog.load(self._log).days):
                     self._beside.abandon()
@@ -214,7 +255,15 @@ class Joiner:
             self._on_notice(f"parity: {names} were not compared, as {self._log} is fitted to other data than the model")
 
     def _join(
-        self, day: int, state: JoinState, scratch: Path, rows: DayRows, parity: ParityCheck, directory: Path
+        self,
+        day: int,
+        state: JoinState,
+        scratch: Path,
+        rows: DayRows,
+        parity: ParityCheck,
+        directory: Path,
+        apart: Quarantine,
+        known: dict[str, tuple[str, str]],
     ) -> DayReport:
         """Write the rows of a day, and beside the log what the next days need."""
         name, limit = day_name(day), self._days.limit(day)
@@ -224,21 +273,47 @@ class Joiner:
         window = Window(contents, state.limit, limit, state.used.begun, state.carried)
         reading = _Steps(f"{name}: reading records", window.count(SAMPLES) + window.count(EVENTS), self._on_progress)
         spool = WindowSpool(window, self._days, scratch / "spool", reading)
-        earlier, written = ServedRequests(state.served), _Written(directory)
+        earlier, written = ServedRequests(state.served), _Written(directory, apart)
+        depths = self._depths(spool, state)
+        admission = Admission(self._logged_requests(state), depths, self._settings.user_requests, known)
         joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
         counts = MatchCounts()
         for part in spool:
             matched = match_records(part, day, limit, earlier)
             counts += matched.counts
-            parity.check_scores(matched.samples)
-            written.add(matched, rows.write(matched))
+            rows.write(matched, admission, parity)
+            written.add(matched)
             joining(1)
-        rows.check_depth()
         written.close()
         save_used(directory, _used(contents, limit, self._recorded.existing(state.used.finished)))
-        report = _report(name, limit, counts, rows, parity, written)
+        report = _report(name, limit, counts, rows, parity, apart)
         report.save(directory / REPORT)
         return report
+
+    def _depths(self, spool: WindowSpool, state: JoinState) -> dict[str, int]:
+        """Return the number of stages of each model.
+
+        Raises:
+            ValueError: If no model has as many as the description expects, unless one had on an earlier day: then the
+                description is right, and the requests of this day asked for another bundle.
+        """
+        depths, stages = spool.depths(), self._spec.stage_names
+        if not depths or len(stages) - 1 in depths.values() or any(report.items for report in state.reports):
+            return depths
+        model, deepest = max(depths.items(), key=lambda one: (one[1], one[0]))
+        raise ValueError(
+            f"spec: stages: found {', '.join(stages)}, expected {deepest + 1} stages: one for the items that each of "
+            f"the {deepest} stages of model {model} dropped, and one for those that were answered"
+        )
+
+    def _logged_requests(self, state: JoinState) -> Hashes:
+        """Return the hashes of requests of days that were not joined, sorted. Others are known as served ones."""
+        if not is_log(self._log):
+            return np.empty(0, np.uint64)
+        joined = {report.day for report in state.reports}
+        days = [day for name, day in ImpressionLog.load(self._log).days.items() if name not in joined]
+        ids = [pl.Series(pl.from_arrow(day.table()["request"])).cast(pl.String) for day in days]
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *map(hash_values, ids)]))
 
     def _add(self, rows: DayRows, report: DayReport, parity: ParityCheck) -> None:
         """Add the rows of a day to the log, or make a log of them."""
@@ -261,11 +336,19 @@ class Joiner:
         }
         try:
             if is_log(self._log):
-                append_rows(sources, self._log, grow=self._settings.grow, **options)
+                append_rows(sources, self._log, grow=self._settings.grow, most_new=self._most_new, **options)
             else:
                 prepare_rows(sources, self._log, self._spec, **options)
         except ValueError as error:
-            raise (parity.failure or ValueError(without_hint(error))) from None
+            raise ValueError(without_hint(error)) from None
+
+    def _most_new(self, table: str, known: int, found: int) -> int:
+        """Return how many of the new values of a vocabulary get ids on one day."""
+        limit = self._settings.grow_limit
+        most = max(LEAST_GROWTH, known // 10) if limit is None else limit
+        if found > most:
+            self._on_notice(f"grow: {table} has {found:,} new values; {most:,} got ids, the most frequent ones")
+        return most
 
 
 @dataclass
@@ -273,18 +356,14 @@ class _Written:
     """Files beside a log that are written part by part."""
 
     directory: Path
+    apart: Quarantine
     served: list[pl.DataFrame] = field(default_factory=list)
-    apart: list[pl.DataFrame] = field(default_factory=list)
-    unknown: int = 0
-    elsewhere: int = 0
     _writers: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, part: MatchedPart, elsewhere: pl.DataFrame) -> None:
-        """Add a part, and its events that are about other items than those of the samples."""
+    def add(self, part: MatchedPart) -> None:
+        """Add a part."""
         self.served.append(part.served)
-        never = part.unknown.with_columns(pl.lit(NEVER_SERVED).alias(REASON))
-        self.unknown, self.elsewhere = self.unknown + len(never), self.elsewhere + len(elsewhere)
-        self.apart += [_record(frame) for frame in (never, elsewhere) if len(frame)]
+        self.apart.add(UNKNOWN_REQUEST, part.unknown)
         for kind, frame in ((SAMPLES, part.later_samples), (EVENTS, part.later_events)):
             if len(frame):
                 self._carry(kind, _record(frame))
@@ -295,10 +374,7 @@ class _Written:
         for file, writer in self._writers.values():
             writer.close()
             file.close()
-        if self.apart:
-            kept = _in_order(pl.concat(self.apart)).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-            with open_new(self.directory / UNKNOWN) as file:
-                pa_parquet.write_table(kept, file)
+        self.apart.write(self.directory / APART)
 
     def _carry(self, kind: str, frame: pl.DataFrame) -> None:
         table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -326,11 +402,6 @@ def _record(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.drop([name for name in added if name in frame.columns])
 
 
-def _in_order(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sort events, whose order otherwise depends on the number of parts."""
-    return frame.sort(REASON, "request", "id", "received", "item", "kind", "value", "time")
-
-
 def _used(contents: Sequence[SegmentContent], limit: int, kept: set[str]) -> UsedSegments:
     """Return the segments that were read until a day was closed, and earlier ones that still exist."""
     read = [content for content in contents if content.first <= limit]
@@ -340,7 +411,7 @@ def _used(contents: Sequence[SegmentContent], limit: int, kept: set[str]) -> Use
 
 
 def _report(
-    name: str, limit: int, counts: MatchCounts, rows: DayRows, parity: ParityCheck, written: _Written
+    name: str, limit: int, counts: MatchCounts, rows: DayRows, parity: ParityCheck, apart: Quarantine
 ) -> DayReport:
     def by_day(late: Mapping[int, int]) -> dict[str, int]:
         return {day_name(day): late[day] for day in sorted(late)}
@@ -356,13 +427,12 @@ def _report(
         repeated_requests=counts.repeated_requests,
         repeated_events=counts.repeated_events,
         unsampled_events=counts.unsampled_events,
-        unknown_events=written.unknown,
-        other_items=written.elsewhere,
         unused_events=dict(sorted(of_rows.unused.items())),
         late_requests=by_day(counts.late_requests),
         late_events=by_day(counts.late_events),
-        refused=of_rows.refused,
-        refused_because=of_rows.reasons,
+        apart=dict(sorted(apart.counts.items())),
+        apart_because=dict(sorted(apart.examples.items())),
+        capped=of_rows.capped,
         checked=parity.checked,
         models=dict(sorted(of_rows.models.items())),
     )

@@ -31,19 +31,17 @@ class DayReport(Result):
     repeated_events: int
     unsampled_events: int
     """Events of requests that were not sampled."""
-    unknown_events: int
-    """Events of requests that were never served; ``unknown.parquet`` has them."""
-    other_items: int
-    """Events of items that the sample of the request does not have; ``unknown.parquet`` has them, too."""
     unused_events: dict[str, int]
     """Events of kinds that the description of the log does not name."""
     late_requests: dict[str, int]
     """By their day."""
     late_events: dict[str, int]
-    refused: int
-    """Requests whose values the log cannot have."""
-    refused_because: list[str]
-    """The first of them."""
+    apart: dict[str, int]
+    """Requests and events that are set apart, by reason; ``apart.parquet`` has them."""
+    apart_because: dict[str, list[str]]
+    """The first ones of each reason."""
+    capped: int
+    """Sums of events that were reduced to the bounds of their kind."""
     checked: int
     """Requests that were encoded and scored again."""
     models: dict[str, int]
@@ -61,6 +59,8 @@ class JoinResult(Tables, Result):
     """All days that were joined so far."""
     waiting: dict[str, str] = field(default_factory=dict)
     """Days with records that are not closed yet, and why."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Requests that came too late for their day and that no report counts yet, by day."""
 
     def of_call(self, closed: list[str]) -> JoinResult:
         """Return the result with all days that one call has closed."""
@@ -83,7 +83,6 @@ class JoinResult(Tables, Result):
             "events": report.events,
             "repeated": report.repeated_requests + report.repeated_events,
             "late": sum(late.values()),
-            "unknown": report.unknown_events + report.other_items,
-            "refused": report.refused,
+            "set apart": sum(report.apart.values()),
             "checked": report.checked,
         }

@@ -4,7 +4,7 @@
 
     LOG.join/days/DAY/report.json           what became of the records of a day
     LOG.join/days/DAY/served.arrow          hashes of the requests that were received while the day was open
-    LOG.join/days/DAY/unknown.parquet       events that are kept apart, if there are any
+    LOG.join/days/DAY/apart.parquet         requests and events that are set apart, if there are any
     LOG.join/days/DAY/next/samples.arrow    of the newest day: records of later days that were received already,
     LOG.join/days/DAY/next/events.arrow
     LOG.join/days/DAY/next/segments.json    and the segments that need not be read again
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from rankfall._disk import delete_tree, make_directory, rename, sync
 from rankfall._files import fresh_directory, locked, remove_directory, write_file
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._leftovers import sweep
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.sources.rows.append_rows import remove_leftovers
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-REPORT, SERVED, UNKNOWN, NEXT = "report.json", "served.arrow", "unknown.parquet", "next"
+REPORT, SERVED, APART, NEXT = "report.json", "served.arrow", "apart.parquet", "next"
 _SEGMENTS = "segments.json"
 
 
@@ -125,7 +125,7 @@ class JoinDirectory:
             return JoinState(last)
         following = joined[-1] / NEXT
         carried = {path.stem: path for path in sorted(following.glob("*.arrow"))}
-        names = parse_json((following / _SEGMENTS).read_text(encoding="utf-8"))
+        names = read_json_file(following / _SEGMENTS)
         used = UsedSegments(frozenset(names["finished"]), frozenset(names["begun"]))
         return JoinState(last, reports, served, carried, used)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+AHEAD = 3_600_000  # milliseconds by which the clock of a client may be ahead of that of the service
 _FIRST = date(1970, 1, 1).toordinal()
 _LAST_DAY = date.max.toordinal() - _FIRST - 2
 
@@ -29,8 +30,9 @@ class LogDays:
     zone: str
     wait: int
 
-    def of(self, times: pl.Series) -> NDArray[np.int32]:
-        """Return the day of each time."""
+    def of(self, samples: pl.DataFrame) -> NDArray[np.int32]:
+        """Return the day of each sample: that of its time, or of its receipt if its time is in the future then."""
+        times = samples.select(pl.when(in_future()).then("received").otherwise("time")).to_series()
         local = times.dt.convert_time_zone(self.zone).dt.date()
         return local.cast(pl.Int32).to_numpy()
 
@@ -41,13 +43,18 @@ class LogDays:
         return round(end.timestamp() * 1000) + self.wait
 
 
+def in_future() -> pl.Expr:
+    """Return whether a sample has a time that is later than the clock of the service that received it."""
+    return pl.col("time").to_physical() > pl.col("received").to_physical() + AHEAD
+
+
 def day_name(day: int) -> str:
     """Return the name that a day has in a log.
 
     >>> day_name(19_000)
     '2022-01-08'
     """
-    return str(date.fromordinal(_FIRST + day))
+    return str(date.fromordinal(max(1, _FIRST + day)))
 
 
 def day_number(name: str) -> int | None:

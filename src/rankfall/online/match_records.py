@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _SAMPLED = "sampled"
 _EVENT_ORDER = ("request", "id", "received", "item", "kind", "value", "time")
 GRACE = 600_000  # milliseconds by which the record of a request may be written after one of its events
-REASON = "reason"  # column of events that are kept apart
-NEVER_SERVED, NOT_IN_SAMPLE = "request", "item"
 
 
 @dataclass

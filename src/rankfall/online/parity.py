@@ -16,14 +16,15 @@ import pyarrow as pa
 from rankfall._json_reader import parse_json
 from rankfall.data.impressions.column_hashing import hash_values
 from rankfall.data.impressions.items import from_arrow
+from rankfall.data.impressions.spec import Time
 from rankfall.encoding import FIRST_KNOWN, UNSEEN, Buckets, Numbers, VocabularyIds, rule_from_json
 from rankfall.encoding.lookup import NOWHERE
-from rankfall.online.bundle_finder import BundleFinder
+from rankfall.online.quarantine import CLIENT_PARITY, PARITY
 from rankfall.serving.encoded_requests import NO_ITEM
+from rankfall.serving.request_encoder import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.log_state import LogState
     from rankfall.encoding import Rule
     from rankfall.encoding.lookup import Lookup
+    from rankfall.online.bundle_finder import BundleFinder
+    from rankfall.online.quarantine import Reasons
+    from rankfall.online.row_layout import RowLayout
     from rankfall.serving.bundle import Bundle
 
     Values = NDArray[Any]
@@ -39,89 +43,163 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4  # of scores and numbers, relative to those above 1
 _SEED = 20  # of the hashes that choose requests, which are others than those of samples
 _AT_ONCE = 256  # requests
+_PLACE = "\1place"
 
 
 class ParityError(ValueError):
-    """A request for which training and serving differ."""
+    """More requests than allowed for which training and serving differ."""
+
+
+class DifferenceError(Exception):
+    """Requests whose features differ; the rows of a day have to be written again without them."""
 
 
 class ParityCheck:
-    """Checks a share of the requests of a day.
+    """Checks a share of the requests of a day. Requests that differ are set apart.
+
+    A difference counts towards the limit only if the log's value comes from the request itself or from the table of
+    items. Features of the table of users, and histories that the log makes of its own feedback, differ whenever a
+    client sends something else: such requests are set apart, but no number of them may stop the loop.
 
     Args:
         share: The share of the requests.
-        bundles: Where bundles are searched that are not at their place any more.
+        limit: The largest share of the checked requests that may differ.
+        finder: Finds the bundles that answered.
+        layout: The columns of the log.
         is_new: Whether the log is new, so that its vocabularies and scalings are not those of the models.
     """
 
-    def __init__(self, share: float, bundles: Path | None, *, is_new: bool) -> None:
-        self._limit = share
-        self._finder = BundleFinder(bundles)
+    def __init__(self, share: float, limit: float, finder: BundleFinder, layout: RowLayout, *, is_new: bool) -> None:
+        self._share, self._limit = share, limit
+        self._finder = finder
         self._is_new = is_new
+        self._from_body = {f"{group}.{name}" for column in layout.requests for group, name in column.fields}
+        self._from_body |= {
+            f"{group}.{name}"
+            for group, name, feature in layout.spec.features
+            if isinstance(feature, Time) and feature.column is None
+        }
+        self._own_sequences = {name for name, one in layout.spec.sequences.items() if one.columns is None}
         self._chosen: dict[str, tuple[str, str, str]] = {}  # model, bundle and body by request
+        self._open: set[str] = set()  # chosen ones that have not been inspected
+        self.different: dict[str, tuple[str, str]] = {}  # reason and detail by request
+        self._found_some = False
         self.not_compared: set[str] = set()
-        self.failure: ParityError | None = None  # that :meth:`inspect` has raised
 
     @property
     def checked(self) -> int:
-        """The number of requests that are checked."""
-        return len(self._chosen)
+        """The number of requests that were checked."""
+        return len(self._chosen.keys() | self.different.keys())
 
-    def check_scores(self, samples: pl.DataFrame) -> None:
-        """Score the items of some of the samples again.
+    def check_scores(self, samples: pl.DataFrame) -> Reasons:
+        """Score the items of some of the samples again; return those that differ.
 
         Raises:
-            ParityError: If a score differs.
             ValueError: If a bundle is missing.
         """
-        if not self._limit:
-            return
+        if not self._share:
+            return {}
         shares = hash_values(samples["request"], _SEED).astype(np.float64) / 2.0**64
-        chosen = samples.filter(pl.Series(shares < self._limit))
+        chosen = samples.with_row_index(_PLACE).filter(pl.Series(shares < self._share))
+        found: Reasons = {}
         for model, of_model in sorted(chosen.group_by("model"), key=lambda group: str(group[0])):
             for part in of_model.iter_slices(_AT_ONCE):
                 bundle = self._finder.find(str(model[0]), part["bundle"][0])
-                requests = [parse_json(body) for body in part["body"]]
-                found = bundle.score(requests, part["item"].to_list())
-                for record, scores in zip(part.iter_rows(named=True), found, strict=True):
-                    _compare_scores(bundle, record, scores)
+                for record, scores in _scored(bundle, part):
+                    why = scores if isinstance(scores, str) else _difference_of_scores(bundle, record, scores)
+                    if why is not None:
+                        reason = CLIENT_PARITY if isinstance(scores, str) else PARITY
+                        found[record[_PLACE]] = self.different[record["request"]] = reason, why
         for request, *rest in chosen.select("request", "model", "bundle", "body").rows():
             self._chosen[request] = (rest[0], rest[1], rest[2])
+            if request not in self.different:
+                self._open.add(request)
+        return found
+
+    def check_limit(self) -> None:
+        """Check that not more requests differ than allowed.
+
+        Raises:
+            ParityError: If more do.
+        """
+        ours = {request: why for request, (reason, why) in self.different.items() if reason == PARITY}
+        if len(ours) > self._limit * self.checked:
+            request = min(ours)
+            raise ParityError(
+                f"parity: {len(ours):,} of {self.checked:,} checked requests ({len(ours) / self.checked:.1%}) differ "
+                f"between training and serving, and {self._limit:.1%} may, such as request {request!r}: "
+                f"{ours[request]}. Nothing of the day was written. Join with the table of items, and with the bundles, "
+                "as they were when the service answered; or set all requests that differ apart, with --parity-limit 1"
+            )
 
     def inspect(self, impressions: pa.Table, state: LogState) -> None:
         """Compare impressions with what bundles received for the same requests.
 
         Raises:
-            ParityError: If a feature differs.
+            DifferenceError: If features differ, after all requests of the day have been compared.
         """
         requests = [str(request) for request in impressions["request"].to_pylist()]
         places: dict[str, list[int]] = {}
         for place, request in enumerate(requests):
-            if request in self._chosen:
+            if request in self._open:
                 places.setdefault(self._chosen[request][0], []).append(place)
+        before = len(self.different)
         for model, of_model in sorted(places.items()):
             for start in range(0, len(of_model), _AT_ONCE):
                 part = of_model[start : start + _AT_ONCE]
                 names = [requests[place] for place in part]
                 bundle = self._finder.find(model, self._chosen[names[0]][1])
                 comparison = _Comparison(bundle, state, names, self._is_new, self.not_compared)
-                try:
-                    comparison.compare(impressions.take(part), [parse_json(self._chosen[name][2]) for name in names])
-                except ParityError as error:
-                    self.failure = error
-                    raise
+                bodies = [parse_json(self._chosen[name][2]) for name in names]
+                for name, (key, why) in comparison.compare(impressions.take(part), bodies).items():
+                    self.different[name] = (PARITY if self._is_ours(key) else CLIENT_PARITY), why
+                self._open.difference_update(names)
+        self._found_some |= len(self.different) > before
+        if self._found_some and not self._open:
+            raise DifferenceError("requests differ")
+
+    def _is_ours(self, key: str) -> bool:
+        """Whether the log has a feature from the body of the request, or from the table of items."""
+        group, _, rest = key.partition(".")
+        return (
+            rest.partition(".")[0] not in self._own_sequences
+            if group == "sequence"
+            else (group == "item" or key in self._from_body)
+        )
 
 
-def _compare_scores(bundle: Bundle, record: Mapping[str, Any], scores: Mapping[str, Sequence[float]]) -> None:
+def _scored(bundle: Bundle, part: pl.DataFrame) -> Iterator[tuple[dict[str, Any], Mapping[str, Sequence[float]] | str]]:
+    """Yield samples with their scores, or with the error if the bundle does not accept the request any more."""
+    requests = [parse_json(body) for body in part["body"]]
+    items = part["item"].to_list()
+    try:
+        found: list[Any] = bundle.score(requests, items)
+    except RequestError:
+        found = [_score_or_error(bundle, *one) for one in zip(requests, items, strict=True)]
+    yield from zip(part.iter_rows(named=True), found, strict=True)
+
+
+def _score_or_error(bundle: Bundle, request: Any, items: Sequence[Any]) -> Mapping[str, Sequence[float]] | str:
+    try:
+        scores: Mapping[str, Sequence[float]] = bundle.score(request, items)
+    except RequestError as error:
+        return str(error)
+    return scores
+
+
+def _difference_of_scores(
+    bundle: Bundle, record: Mapping[str, Any], scores: Mapping[str, Sequence[float]]
+) -> str | None:
     names = bundle.names
     for place, (item, stage, served) in enumerate(zip(record["item"], record["stage"], record["score"], strict=True)):
         name = names[min(stage, len(names) - 1)]
         again = scores[name][place]
         if not abs(again - served) <= TOLERANCE * max(1.0, abs(served)):  # also if one is NaN
-            raise ParityError(
-                f"parity: request {record['request']!r}: stage {name} gave item {item!r} the score {served:.6g} when "
-                f"it answered, and {bundle.path} gives it {again:.6g} now"
+            return (
+                f"stage {name} gave item {item!r} the score {served:.6g} when it answered, and {bundle.path} gives it "
+                f"{again:.6g} now"
             )
+    return None
 
 
 class _Feature(NamedTuple):
@@ -140,9 +218,11 @@ class _Comparison:
     ) -> None:
         self._bundle, self._state, self._requests = bundle, state, requests
         self._not_compared = not_compared
+        self._found: dict[str, tuple[str, str]] = {}
         self._fitted_alike = not is_new and _fitted_alike(bundle, state.encoding)
 
-    def compare(self, impressions: pa.Table, bodies: Sequence[Mapping[str, Any]]) -> None:
+    def compare(self, impressions: pa.Table, bodies: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+        """Return the first feature that differs, and how, by request."""
         arrays = self._bundle.encode(bodies).arrays
         rules, encoding = self._bundle.manifest["request"], self._state.encoding
         for group in ("user", "context"):
@@ -159,19 +239,21 @@ class _Comparison:
                     continue
                 lists = impressions[key].combine_chunks()
                 lengths = lists.value_lengths().to_numpy()
-                self._check_lengths(key, mask.sum(axis=1), lengths)
+                alike = self._same_lengths(key, mask.sum(axis=1), lengths)
                 feature = _Feature(key, self._rule(rule), encoding.rule("item", name))
                 owners = np.repeat(np.arange(len(lengths)), lengths)
-                self._check(feature, arrays[key][mask], from_arrow(_flat(impressions[key])), owners)
+                logged = from_arrow(_flat(impressions[key]))[alike[owners]]
+                self._check(feature, arrays[key][mask & alike[:, None]], logged, owners[alike[owners]])
         self._check_items(impressions)
+        return self._found
 
     def _rule(self, rule: Mapping[str, Any]) -> Rule:
         return rule_from_json(rule, self._bundle.vocabularies)
 
-    def _check_lengths(self, key: str, served: Values, logged: Values) -> None:
-        if (bad := served != logged).any():
-            place = int(bad.argmax())
-            self._fail(key, place, f"{served[place]} events", f"{logged[place]} events")
+    def _same_lengths(self, key: str, served: Values, logged: Values) -> NDArray[np.bool_]:
+        for place in np.flatnonzero(served != logged).tolist():
+            self._note(key, place, f"{served[place]} events", f"{logged[place]} events")
+        return np.asarray(served == logged)
 
     def _check_items(self, impressions: pa.Table) -> None:
         lists = impressions["item"].combine_chunks()
@@ -206,12 +288,10 @@ class _Comparison:
         if same is None:
             self._not_compared.add(feature.name)
             return
-        if same.all():
-            return
-        place = int((~same).argmax())
-        owner = place if owners is None else int(owners[place])
-        theirs, ours = _shown(feature.bundle, served[place]), _shown(feature.log, logged[place])
-        self._fail(feature.name, owner, theirs, ours, "" if items is None else f" of item {items[place]!r}")
+        for place in np.flatnonzero(~same).tolist():
+            owner = place if owners is None else int(owners[place])
+            theirs, ours = _shown(feature.bundle, served[place]), _shown(feature.log, logged[place])
+            self._note(feature.name, owner, theirs, ours, "" if items is None else f" of item {items[place]!r}")
 
     def _same(self, feature: _Feature, served: Values, logged: Values) -> NDArray[np.bool_] | None:
         """Return which values are the same; None if they cannot be compared."""
@@ -235,11 +315,13 @@ class _Comparison:
         same: NDArray[np.bool_] = (served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN))
         return same
 
-    def _fail(self, key: str, place: int, served: str, logged: str, of_item: str = "") -> None:
-        raise ParityError(
-            f"parity: request {self._requests[place]!r}: {key}{of_item}: {self._bundle.path} received {served} when it "
-            f"answered, and the log would have {logged}"
+    def _note(self, key: str, place: int, served: str, logged: str, of_item: str = "") -> None:
+        text = (
+            f"{key}{of_item}: {self._bundle.path} received {served} when it answered, and the log would have {logged}"
         )
+        if key.startswith("sequence."):
+            text += " (events oldest first; those of the same time by position or rank, then by request and item)"
+        self._found.setdefault(self._requests[place], (key, text))
 
 
 def _fitted_alike(bundle: Bundle, encoding: Encoding) -> bool:

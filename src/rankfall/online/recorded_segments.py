@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class SegmentContent:
         first: The smallest ``received`` of them, in milliseconds since 1970.
         last: The largest one.
         days: The smallest ``received`` of the sampled requests of each day.
+        late: The number of requests of each day that were received after its limit.
         has_text: Whether ids of items are text.
     """
 
@@ -43,6 +45,7 @@ class SegmentContent:
     first: int
     last: int
     days: dict[int, int] = field(default_factory=dict)
+    late: Counter[int] = field(default_factory=Counter)
     has_text: bool = False
 
 
@@ -134,21 +137,30 @@ class RecordedSegments:
     def _read(self, segment: Segment, kind: str) -> SegmentContent:
         records, first, last, has_text = 0, 0, 0, False
         days: dict[int, int] = {}
+        late: Counter[int] = Counter()
         for frame in read_batches(segment, kind):
             received = frame["received"].to_physical()
             low, high = int(received.min()), int(received.max())  # type: ignore[arg-type]  # without nulls
             first, last = (min(first, low), max(last, high)) if records else (low, high)
             records += len(frame)
             if kind == SAMPLES:
+                late.update(self._late(frame))
                 has_text = frame.schema["item"] == pl.List(pl.String)
                 for day, earliest in self._first_of_days(frame):
                     days[day] = min(days.get(day, earliest), earliest)
-        return SegmentContent(segment, kind, records, first, last, days, has_text)
+        return SegmentContent(segment, kind, records, first, last, days, late, has_text)
 
     def _first_of_days(self, samples: pl.DataFrame) -> list[tuple[int, int]]:
         sampled = samples.filter("sampled")
-        days = pl.DataFrame({_DAY: self._days.of(sampled["time"]), "received": sampled["received"].to_physical()})
+        days = pl.DataFrame({_DAY: self._days.of(sampled), "received": sampled["received"].to_physical()})
         return days.group_by(_DAY).agg(pl.min("received")).rows()
+
+    def _late(self, samples: pl.DataFrame) -> dict[int, int]:
+        """Return the number of samples of each day that were received after its limit."""
+        days = pl.DataFrame({_DAY: self._days.of(samples), "received": samples["received"].to_physical()})
+        limits = {day: self._days.limit(day) for day in days[_DAY].unique()}
+        late = days.filter(pl.col("received") > pl.col(_DAY).replace_strict(limits, return_dtype=pl.Int64))
+        return dict(late[_DAY].value_counts().rows())
 
     def _note_foreign(self, place: Path) -> None:
         """Say once which files are ignored; refuse those that have the suffix of segments."""

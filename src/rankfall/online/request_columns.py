@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rankfall.online.row_layout import RequestColumn, RowLayout, SequenceColumn
 
     Refused = dict[int, str]  # reasons by the place of requests
+    ServedItems = Callable[[pl.DataFrame, Any, list[Any]], list[Any]]
     ItemValues = Callable[[str, Sequence[Any]], list[Any]]  # a column and ids of items -> the values of the items
 
 
@@ -38,21 +39,33 @@ class BodyColumns:
     Args:
         layout: The columns.
         item_values: Returns values of items for events that leave them out, None for unknown items.
+        served_items: Returns the ids of items as the bundles have them that answered, from samples, places of samples
+            and ids that clients sent. None: the bundle lacked the item, so that the service could not look it up.
     """
 
-    def __init__(self, layout: RowLayout, item_values: ItemValues) -> None:
+    def __init__(self, layout: RowLayout, item_values: ItemValues, served_items: ServedItems) -> None:
         self._layout = layout
         self._item_values = item_values
+        self._served_items = served_items
+        self._derived = [
+            (group, name)
+            for group, name, feature in layout.spec.features
+            if isinstance(feature, Time) and feature.column is None
+        ]
 
-    def make(self, bodies: pl.Series, time: pl.Series) -> tuple[dict[str, pl.Series], Refused]:
+    def make(self, samples: pl.DataFrame) -> tuple[dict[str, pl.Series], Refused]:
         """Return columns of requests by name, and why requests cannot be logged.
 
         Args:
-            bodies: The bodies of requests.
-            time: Their times.
+            samples: The samples of requests.
         """
         refused: Refused = {}
-        parsed = [_parse(place, body, refused) for place, body in enumerate(bodies.to_list())]
+        time = samples["time"]
+        parsed = [_parse(place, body, refused) for place, body in enumerate(samples["body"].to_list())]
+        for place, body in enumerate(parsed):
+            for given in self._derived:
+                if _given(body, [given]) is not None:
+                    refused[place] = f"{'.'.join(given)}: derived from `time`, but the request has a value"
         columns: dict[str, pl.Series] = {}
         for column in self._layout.requests:
             if column.fields:
@@ -66,7 +79,7 @@ class BodyColumns:
         for of_sequence in self._layout.sequences:
             sequences.setdefault(of_sequence.sequence, []).append(of_sequence)
         for name, of in sequences.items():
-            columns |= self._sequence(name, of, parsed, refused)
+            columns |= self._sequence(name, of, parsed, refused, samples)
         return {name: values.alias(name) for name, values in columns.items()}, refused
 
     # --- features of requests -----------------------------------------------------------------------------------------
@@ -80,7 +93,12 @@ class BodyColumns:
     # --- sequences ----------------------------------------------------------------------------------------------------
 
     def _sequence(
-        self, name: str, columns: Sequence[SequenceColumn], parsed: Sequence[Mapping[str, Any]], refused: Refused
+        self,
+        name: str,
+        columns: Sequence[SequenceColumn],
+        parsed: Sequence[Mapping[str, Any]],
+        refused: Refused,
+        samples: pl.DataFrame,
     ) -> dict[str, pl.Series]:
         spec = self._layout.spec
         length = spec.sequences[name].max_length
@@ -106,7 +124,8 @@ class BodyColumns:
             feature = spec.features.item[column.feature]
             values = flat[column.feature]
             if item is not None and column.feature != item and (left := lacking[column.feature]):  # as a service does
-                found = self._item_values(column_of(spec, column.feature, feature), [flat[item][at] for at in left])
+                ids = self._served_items(samples, owners[left], [flat[item][at] for at in left])
+                found = self._item_values(column_of(spec, column.feature, feature), ids)
                 for at, value in zip(left, found, strict=True):
                     values[at] = value
             inner = column.kind.inner if isinstance(column.kind, pl.List) else None
@@ -200,7 +219,13 @@ class _Target:
     where: str
 
     def convert(self, values: list[Any], refused: Refused, owners: Sequence[int] | Any) -> pl.Series:
-        """Convert values; those that cannot be converted become missing, and the requests that own them refused."""
+        """Convert values. Those that cannot be converted become missing, and their requests are refused.
+
+        Args:
+            values: The values, in which those that cannot be converted are replaced.
+            refused: Receives the reasons by the place of requests.
+            owners: The place of the request of each value.
+        """
         while True:
             kind = self._kind_of(values)
             try:
@@ -223,8 +248,8 @@ class _Target:
     def _wrong(self, values: list[Any], kind: pl.DataType | None) -> Iterator[tuple[int, str]]:
         """Yield the places of values that cannot be converted, and why.
 
-        An error tells the first of them only. In blocks the number of attempts grows with that of the values, not with
-        its square if many are wrong.
+        An error names the first of them only. Blocks bound the cost of finding the others: it grows linearly with the
+        number of values, even if most of them are wrong.
         """
         for start in range(0, len(values), _BLOCK):
             block = values[start : start + _BLOCK]

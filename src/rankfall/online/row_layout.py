@@ -63,6 +63,7 @@ class RowLayout:
         requests: Columns that come from bodies.
         sequences: Columns of sequences, which come from bodies, too.
         item_columns: Columns of items that the rows have, from the table of items.
+        request_kind: The type of ids of requests in the log, None if it is not decided yet.
         item_kind: The type of ids of items in the log, None if it is not decided yet.
         stage_kind: The type of the column of stages.
         tables: The tables that are joined when the rows are encoded.
@@ -72,6 +73,7 @@ class RowLayout:
     requests: list[RequestColumn]
     sequences: list[SequenceColumn]
     item_columns: list[str]
+    request_kind: pl.DataType | None
     item_kind: pl.DataType | None
     stage_kind: pl.DataType | None
     tables: dict[Origin, Path]
@@ -134,6 +136,7 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         list(requests.values()),
         sequences,
         [column for column, origin in places.items() if origin == "log"],
+        origins.kind("log", spec.request),
         origins.kind("log", spec.item),
         None if spec.stage is None else origins.kind("log", spec.stage),
         {origin: path for origin, path in given.items() if path is not None and origin in used},

@@ -123,6 +123,16 @@ class WindowSpool:
         for number in range(len(self)):
             yield Part(*(self._read(kind, self._spools[kind], number) for kind in (SAMPLES, EVENTS)))
 
+    def depths(self) -> dict[str, int]:
+        """Return the largest stage in the samples of each model, which is the number of its stages."""
+        found: dict[str, int] = {}
+        for number in range(len(self)):
+            for piece in self._spools[SAMPLES].read(number, ["model", "stage"]):
+                frame = pl.DataFrame(piece).drop_nulls()
+                for model, deepest in frame.group_by("model").agg(pl.col("stage").list.max().max()).drop_nulls().rows():
+                    found[model] = max(found.get(model, 0), deepest)
+        return found
+
     def _split(
         self, frames: Iterator[pl.DataFrame], kind: str, on_records: Callable[[int], None]
     ) -> Iterator[pl.DataFrame]:
@@ -144,7 +154,7 @@ class WindowSpool:
 def _marked(frame: pl.DataFrame, days: LogDays, *, carried: bool) -> pl.DataFrame:
     columns = [pl.Series(HASH, hash_values(frame["request"])), pl.lit(carried).alias(CARRIED)]
     if "sampled" in frame.columns:
-        columns.append(pl.Series(DAY, days.of(frame["time"])))
+        columns.append(pl.Series(DAY, days.of(frame)))
     return frame.with_columns(columns)
 
 

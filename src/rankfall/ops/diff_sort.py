@@ -84,7 +84,8 @@ def diff_sort(
     exchanges = not is_published(variant)
     wide, mask = check_scores(scores, mask)
     if steepness is not None:
-        check_scale("steepness", steepness, wide)
+        steepness = check_scale("steepness", steepness, wide)
+        steepness = steepness.to(wide.dtype) if isinstance(steepness, Tensor) else steepness  # lerp takes one dtype
     n = wide.shape[-1]
     rows = check_rows("k", k, n)
     if network == "odd_even" or n == 1:

@@ -80,6 +80,8 @@ def pirank_sort(
     """
     wide, mask = check_scores(scores, mask)
     n = wide.shape[-1]
+    if k is None:
+        raise ValueError("k must be a number of rows, at least 1, got None")
     check_rows("k", k, n)
     check_scale("tau", tau, wide)
     depth = _check_depth(depth, branches)

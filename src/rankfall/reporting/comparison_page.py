@@ -21,6 +21,8 @@ from rankfall.reporting.page import (
 )
 from rankfall.reporting.verdicts import (
     caption,
+    findings,
+    joined,
     main_metric,
     makes_claims,
     named_reference,
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult, EvaluationSummary, MethodResult, MethodTable, RunFailure
     from rankfall.training.stage_figures import StageFigures
 
-NAMED = 3  # methods of a sentence
 PRODUCTION = "production"
 
 
@@ -128,32 +129,16 @@ def _finding(result: MethodTable, metric: str) -> str:
     if verdicts:
         reference = next(iter(verdicts.values())).against
         figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
-        best = f"has the best {shown_name(metric)}" + " with this seed" * (not makes_claims(result))
+        best = f"has the best {shown_name(metric)}" + " with these weights" * (not makes_claims(result))
         role = f"is the reference, with {shown_name(metric)}" if named_reference(result) else f"{best},"
         sentences.append(f"{reference} {role} {figures}")
     if not makes_claims(result):
         sentences.append(caption(result, best=""))
-    over = f"over seeds and {result.unit}"
-    groups = {
-        "better": f"Better {over}",
-        "worse": f"Worse {over}",
-        "not distinguishable": "Not distinguishable from it",
-    }
-    for outcome, heading in groups.items():
-        names = [name for name, verdict in verdicts.items() if verdict.outcome == outcome]
-        names.sort(key=lambda name: means[name].mean, reverse=higher_is_better(metric))
-        sentences += [f"{heading}: {_joined(names)}."] * bool(names)
+    sentences += findings(result, metric)
     failures = {failure.method for failure in result.failed}
     failed = [name for name in result.incomplete if name in failures]
-    sentences += [f"Failed: {_joined(failed)}."] * bool(failed)
+    sentences += [f"Failed: {joined(failed)}."] * bool(failed)
     return " ".join(sentences)
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Return names as a list; names may contain commas. Of many names, the first few and a count."""
-    shown = names if len(names) <= NAMED + 1 else names[:NAMED]
-    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return ("; " if any("," in name for name in shown) else ", ").join(shown) + more
 
 
 def _funnels(result: ComparisonResult, metric: str, measured: Sequence[EvaluationSummary]) -> Chart | None:

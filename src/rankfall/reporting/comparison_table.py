@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rankfall.reporting.evaluation_table import DOWN, UP
 from rankfall.reporting.verdicts import (
     caption,
+    findings,
     main_metric,
     makes_claims,
     mark,
@@ -95,6 +96,7 @@ def _terminal_tests(result: MethodTable) -> Iterator[RenderableType]:
         table.add_row(*(escape(text) for text in line))
     yield Text(f"\n{tests_title(result, metric)}", style="italic")
     yield FoldedTable(table)
+    yield Text(" ".join(findings(result, metric)))
 
 
 def caption_style(result: MethodTable) -> str:
@@ -118,12 +120,14 @@ def _markdown_tests(result: MethodTable) -> str:
     lines, head = tests_rows(result, metric), tests_head(result)
     if not lines:
         return ""
-    return f"\n{tests_title(result, metric)}:\n\n{markdown_lines([head, ['---'] * len(head), *lines])}\n"
+    table = markdown_lines([head, ["---"] * len(head), *lines])
+    return f"\n{tests_title(result, metric)}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
 
 
 def markdown_lines(lines: list[list[str]]) -> str:
-    """Return rows of cells as the lines of a Markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Return rows of cells as the lines of a Markdown table, whatever names of methods contain."""
+    cells = ([" ".join(text.replace("|", "\\|").splitlines()) for text in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def csv_table(result: MethodTable) -> str:
@@ -138,8 +142,14 @@ def csv_table(result: MethodTable) -> str:
             row = [getattr(summary, column) for column in _COLUMNS] + [
                 getattr(test, column) for column in _TEST_COLUMNS
             ]
-            writer.writerow([method.name, metric, *row, *_verdict_columns(verdicts.get((metric, method.name)))])
+            row = [method.name, metric, *row, *_verdict_columns(verdicts.get((metric, method.name)))]
+            writer.writerow([_plain(value) if isinstance(value, str) else value for value in row])
     return text.getvalue()
+
+
+def _plain(text: str) -> str:
+    """Return a text that spreadsheets do not take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _verdict_columns(verdict: Verdict | None) -> list[str | float]:

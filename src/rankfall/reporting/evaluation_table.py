@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name, with_one_name
+from rankfall.training.config.cascade_metric_names import SHOWN, higher_is_better, shown_name, with_one_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,10 +40,13 @@ def _tables(summary: EvaluationSummary) -> Iterator[FoldedTable]:
     alone = [name for name in names if shown_name(name) != name]
     in_funnel = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
     last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
-    joint = [name for name in names if name not in (*alone, *in_funnel) and not name.startswith(last)]
+    shown = [name for name in names if f"/{SHOWN}/" in name]
+    joint = [name for name in names if name not in (*alone, *in_funnel, *shown) and not name.startswith(last)]
     yield _metrics_table(summary, joint, "the whole cascade, and what is left after each stage")
     if alone:
         yield _metrics_table(summary, alone, "each stage alone, over the whole list")
+    if shown:
+        yield _metrics_table(summary, shown, "each stage alone, within the items that were shown")
 
 
 def counted(summary: EvaluationSummary) -> int:

@@ -145,14 +145,14 @@ class Dots:
     """One panel per metric and source with the value of every method, in the order of the paper.
 
     A row has method, source, metric, value, and low and high if an interval is known. With `costs`, lower values of all
-    metrics are better. A source with a single seed (`one_seed`) makes no claim, so its best values have no mark.
+    metrics are better. A source with too few seeds (`few_seeds`) makes no claim, so its best values have no mark.
     """
 
     rows: Sequence[Record]
     title: str
     subtitle: str = ""
     costs: bool = False
-    one_seed: str | None = None
+    few_seeds: str | None = None
 
     def panels(self) -> list[DotPanel]:
         """Return the panels, source after source. The panels of a source have the same methods."""
@@ -164,7 +164,7 @@ class Dots:
             for metric in metrics:
                 rows = [row for row in self.rows if row["source"] == source and row["metric"] == metric]
                 higher = not self.costs and higher_is_better(metric)
-                claims = source != self.one_seed
+                claims = source != self.few_seeds
                 found += [DotPanel(source, metric, methods, rows, higher, claims)] if rows else []
         return found
 
@@ -187,7 +187,7 @@ class Dots:
             top += height + _LINE + _GAP
         lines_drawn = any("low" in row for row in self.rows)
         marks = "red: best of a panel" + "; lines: 95 % confidence intervals" * lines_drawn
-        marks += f"; {self.one_seed}: one seed, no claim which is best" if self.one_seed else ""
+        marks += f"; {self.few_seeds}: too few seeds, no claim which is best" if self.few_seeds else ""
         subtitle = "\n".join(filter(None, [self.subtitle, marks]))
         return document(self.title, subtitle, label + len(metrics) * (width + _GAP) - _GAP, top - _GAP, parts)
 

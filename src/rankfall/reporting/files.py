@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall._disk import make_directory
-from rankfall._files import write_file
+from rankfall._files import standard_output, write_file
 from rankfall._trust import stored_code
 from rankfall.reporting.chart import figures_in
 from rankfall.reporting.comparison_page import comparison_content, comparison_page
@@ -133,5 +133,9 @@ def _write_page(content: str, out: Path) -> None:
 
 
 def _check_replaceable(out: Path) -> None:
-    if out.is_file() and GENERATOR not in out.read_text(encoding="utf-8", errors="replace"):
+    if (
+        standard_output(out) is None
+        and out.is_file()
+        and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")
+    ):
         raise ValueError(f"out: {out} exists and is not a report; name another file")

@@ -31,7 +31,8 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     yield _headline(inspection)
     yield _days(inspection)
     yield _stages(inspection)
-    yield from (_histogram(label, bins) for label, bins in inspection.labels.items())
+    uses = _uses_of_labels(inspection)
+    yield from (_histogram(f"{label}: {uses[label]}", bins) for label, bins in inspection.labels.items())
     if any(day.feedback for day in inspection.days):
         yield _feedback(inspection)
     if inspection.ids:
@@ -95,6 +96,17 @@ def _stages(inspection: Inspection) -> Table:
         )
     table.caption = "fewer, none: impressions with fewer items than the sample size, or without items"
     return table
+
+
+def _uses_of_labels(inspection: Inspection) -> dict[str, str]:
+    """Return where each label comes from, and what uses it."""
+    column, stage = inspection.relevant_column, inspection.relevant_stage
+    source = f"the column {column!r}" if column is not None else f"items that reached the stage {stage!r}"
+    return {
+        "relevance": f"{source}. Metrics, and objectives such as lcron and bce, use it",
+        "grade": "the order of stages, then ranks. Objectives such as per_stage and fs_lambda_loss train on it, or on "
+        "relevance with data.labels=relevance",
+    }
 
 
 def _histogram(label: str, bins: list[Bin]) -> Table:

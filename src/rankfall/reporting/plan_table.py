@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.reporting.estimates import with_interval
-from rankfall.studies.plan.costs import show_cost
+from rankfall.studies.plan.costs import DEFAULTS, show_cost
 from rankfall.studies.plan.thresholds import spread
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def cost_note(result: PlanResult) -> str:
             "CPU time of single requests, measured on the bundle; ± is the standard error of the line. The search of "
             f"{result.costs[0].stage} costs more the more items it returns."
         )
-    if result.cost_source == "items scored":
-        return "No costs were given: the cost of a request is the number of items that its stages score."
+    if result.cost_source == "defaults":
+        return f"No costs were given: {DEFAULTS}."
     return "Costs as given."
 
 

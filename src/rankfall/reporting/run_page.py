@@ -305,7 +305,7 @@ def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
     undefined = max(summary.undefined.values())
     caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
     if undefined:
-        caption += f" Lists without a relevant item, at most {undefined:,}, are excluded from the means."
+        caption += f" Lists on which a metric is undefined, at most {undefined:,}, are excluded from its mean."
     drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
     names = [name for name in with_one_name(summary.metrics) if name not in drawn]
     body: list[list[str | Cell]] = []

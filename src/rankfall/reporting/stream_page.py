@@ -10,7 +10,7 @@ from rankfall.reporting.comparison_table import short
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel_chart import stages_in
 from rankfall.reporting.page import Cell, Table, metric_cell, render, sentences
-from rankfall.reporting.stream_table import curves, day_rows
+from rankfall.reporting.stream_table import chance_curve, curves, day_rows
 from rankfall.reporting.svg import whole_ticks
 from rankfall.reporting.verdicts import caption, main_metric, makes_claims
 from rankfall.studies.comparison_summary import higher_is_better
@@ -55,6 +55,7 @@ def stream_figure(result: StreamResult) -> Lines:
         number = days.index(entry.day) + 1
         rows += _points(entry, number, metric, seeds)
         rows += _leads(entry, number, metric, first) if first else []
+    rows += [{"series": "chance", "x": number, "y": level, "panel": metric} for number, level in chance_curve(result)]
     bands = f", bands of one standard deviation over {seeds} seeds" if seeds > 1 else ""
     return Lines(
         rows=sorted(rows, key=lambda row: row["panel"] != metric),
@@ -92,7 +93,9 @@ def _curves(result: StreamResult) -> Chart | None:
         return None
     stages = stages_in(result.metrics)
     metric = shown_name(result.metric)
-    panels = {metric: found} | {f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages}
+    panels = {metric: {**found, "chance": chance_curve(result)}} | {
+        f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages
+    }
     ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
     label = f"{metric} of each day, with the weights before it: {ends}"
     arrow = "higher" if higher_is_better(result.metric) else "lower"

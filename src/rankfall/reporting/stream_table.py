@@ -42,6 +42,13 @@ def curves(result: StreamResult, metric: str | None = None) -> dict[str, list[tu
     return points
 
 
+def chance_curve(result: StreamResult) -> list[tuple[int, float]]:
+    """Return the chance level of the metric of the stream by the number of the day."""
+    numbers = {day: number for number, day in enumerate(result.learned, 1)}
+    measured = [entry for entry in result.days if entry.methods]
+    return [(numbers[entry.day], entry.methods[0].metrics[result.metric].chance) for entry in measured]
+
+
 def day_rows(result: StreamResult) -> Iterator[tuple[str, dict[str, Cell], str]]:
     """Yield the name of each day, a cell for each measured method, and the chance level."""
     metric = result.metric
@@ -62,7 +69,8 @@ def markdown_tables(result: StreamResult) -> str:
         texts = [markdown_cell(cells[name]) if name in cells else "" for name in names]
         lines.append([day, *texts, chance])
     below = f"{_day_title(result)}. {markdown_caption(result, 'impressions')}"
-    return f"{markdown_table(result)}\n{markdown_lines(lines)}\n\n{below}\n"
+    warnings = "".join(f"\nWarning: {text}.\n" for text in result.warnings)
+    return f"{markdown_table(result)}\n{markdown_lines(lines)}\n\n{below}\n{warnings}"
 
 
 # --- the terminal -------------------------------------------------------------------------------------------------
@@ -88,7 +96,7 @@ def _terminal_curves(result: StreamResult) -> RenderableType:
 
     from rankfall.reporting.folding import plain_table
 
-    found = curves(result)
+    found = {**curves(result), "chance": chance_curve(result)}
     values = [value for points in found.values() for _, value in points]
     low, high = min(values), max(values)
     table = plain_table()

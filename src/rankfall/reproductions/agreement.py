@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.metrics.student import student_quantile
 from rankfall.reproductions.paper_schema import Measured, mean_of
+from rankfall.studies.comparison_summary import LEAST_SEEDS, LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     Apart = Callable[[str, str], bool]  # whether two methods are distinguishable
 
-NO_CLAIM = "one seed: no claim"
+NO_CLAIM = "too few seeds: no claim"
 ROWS = ("pairs in published order", "not distinguishable here", "not distinguishable in print")  # of sheets
 
 
@@ -33,7 +34,7 @@ class Agreement:
         open_in_print: Pairs that are not distinguishable in print.
         same_means: Pairs whose means have the published order, whether distinguishable or not.
         printed_pairs: Pairs with different printed means.
-        claims: Whether we have several seeds. One seed says nothing about the order of methods.
+        claims: Whether we have three seeds or more. Fewer say nothing about the order of methods.
     """
 
     same: int
@@ -76,7 +77,7 @@ def agreement(
     Args:
         ours: Our means by name.
         printed: Printed numbers by name.
-        apart: Whether two methods are distinguishable here. None: there is one seed, so nothing is claimed.
+        apart: Whether two methods are distinguishable here. None: too few seeds, so nothing is claimed.
         runs: Training runs behind a printed standard deviation.
 
     Returns:
@@ -127,19 +128,19 @@ def apart_in_print(first: PrintedNumber, second: PrintedNumber, *, runs: int) ->
 
 
 def apart_here(comparison: ComparisonResult, metric: str, labels: Mapping[str, str]) -> Apart | None:
-    """Return whether two methods differ by more than their 95 % interval over seeds and queries, or None if one seed.
+    """Return whether two methods differ at 5 % over seeds and queries, or None if there are too few seeds.
 
     Args:
         comparison: Our comparison.
         metric: The metric.
         labels: Names in the comparison, by the names that are asked for.
     """
-    if len(comparison.seeds) < 2:
+    if len(comparison.seeds) < LEAST_SEEDS:
         return None
     differing = {
         frozenset((pair.first, pair.second))
         for pair in comparison.pairs
-        if pair.metric == metric and not pair.low <= 0 <= pair.high
+        if pair.metric == metric and pair.p_value < LEVEL
     }
     return lambda first, second: frozenset((labels[first], labels[second])) in differing
 

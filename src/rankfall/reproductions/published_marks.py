@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.reproductions.task import Sheet
-from rankfall.studies.compare import higher_is_better
+from rankfall.studies.comparison_summary import LEAST_SEEDS, LEVEL, higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rankfall.reproductions.paper_schema import Marks, Method, PublishedTable
     from rankfall.studies.results import ComparisonResult, Verdict
 
-LEVEL = 0.05
 BETTER, WORSE, BOLD, NONE, UNKNOWN = "^", "v", "b", ".", "?"
 
 
@@ -43,7 +42,7 @@ def marks_sheet(published: PublishedTable, comparison: ComparisonResult, methods
         for name in trained
     ]
     meaning = "b: best or not worse" if marks.against == "best" else f"^ better, v worse than {marks.against}"
-    meaning += "; ? one seed, no claim" if len(comparison.seeds) == 1 else ""
+    meaning += "; ? too few seeds, no claim" if len(comparison.seeds) < LEAST_SEEDS else ""
     return [
         Sheet(
             f"marks of significance, for {', '.join(published.metrics)} ({meaning}); the paper: {marks.test}",

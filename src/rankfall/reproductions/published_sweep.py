@@ -9,6 +9,7 @@ from rankfall.reporting.figures import Lines
 from rankfall.reproductions.agreement import agreement, agreement_rows, apart_here
 from rankfall.reproductions.published_table import format_value, with_metrics
 from rankfall.reproductions.task import Report, Sheet
+from rankfall.studies.comparison_summary import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,8 +94,8 @@ class SweepResult:
 
     @property
     def claims(self) -> bool:
-        """Whether we have several seeds. One seed says nothing about which value is the best."""
-        return all(len(comparison.seeds) > 1 for comparison in self.comparisons.values())
+        """Whether we have three seeds or more. Fewer say nothing about which value is the best."""
+        return all(len(comparison.seeds) >= LEAST_SEEDS for comparison in self.comparisons.values())
 
     def published_curves(self, source: str, metric: str | None = None) -> Curves:
         """Published values of a data set by method and point."""

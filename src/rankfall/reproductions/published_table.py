@@ -9,7 +9,7 @@ from rankfall.reporting.figures import Dots
 from rankfall.reproductions.agreement import agreement, agreement_rows, apart_here
 from rankfall.reproductions.paper_schema import mean_of
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.studies.compare import higher_is_better
+from rankfall.studies.comparison_summary import LEAST_SEEDS, higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -209,14 +209,14 @@ def _variants_sheet(result: TableResult, metric: str) -> Sheet:
 
 
 def _gain(result: TableResult, metric: str, name: str, before: str) -> str:
-    """The difference of two methods with its interval over seeds and queries; a single seed has none."""
+    """The difference of two methods with its interval over seeds and queries; fewer than three seeds have none."""
     for pair in result.comparison.pairs:
         if pair.metric == metric and {pair.first, pair.second} == {name, before}:
             low, high = (pair.low, pair.high) if pair.first == name else (-pair.high, -pair.low)
             difference = pair.difference if pair.first == name else -pair.difference
             return f"{difference:+z.4f} [{low:+z.4f}, {high:+z.4f}]"
     means = result.means(metric)
-    return f"{means[name] - means[before]:+z.4f}, one seed"
+    return f"{means[name] - means[before]:+z.4f}, too few seeds"
 
 
 def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
@@ -228,7 +228,7 @@ def _figure(result: TableResult) -> Dots:
     return Dots(
         _records(result),
         title=f"{result.title}, here and as published",
-        one_seed=result.data.name if len(result.comparison.seeds) < 2 else None,
+        few_seeds=result.data.name if len(result.comparison.seeds) < LEAST_SEEDS else None,
     )
 
 

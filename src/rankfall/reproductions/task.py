@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rankfall.studies.comparison_summary import LEAST_SEEDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -125,9 +127,11 @@ class Task:
         return list(range(self.seed, self.seed + self.size.cascade_seeds))
 
 
-def one_seed_note(seeds: Sequence[int]) -> list[str]:
-    """Return the note of a report without tests over seeds: one seed makes no claim."""
-    return [] if len(seeds) > 1 else ["One seed: no claim about which is better. Another seed may change the order."]
+def few_seeds_note(seeds: Sequence[int]) -> list[str]:
+    """Return the note of a report without tests over seeds: fewer than three seeds make no claim."""
+    few = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    note = f"{few}: no claim about which is better. Another seed may change the order."
+    return [] if len(seeds) >= LEAST_SEEDS else [note]
 
 
 @dataclass(frozen=True, slots=True)

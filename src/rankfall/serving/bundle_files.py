@@ -17,6 +17,7 @@ are in memory.
 
 from __future__ import annotations
 
+import struct
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ import pyarrow as pa
 
 from rankfall import _manifest
 from rankfall._disk import make_directory, open_new
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._manifest import MANIFEST, check_names, has_format
 from rankfall._seal import SEAL, check_seal
 from rankfall.encoding.lookup import Lookup
@@ -43,6 +44,7 @@ VERSION = 1
 ITEMS, EXAMPLES = "items.arrow", "examples.json"
 DISPLAY = "display."  # prefix of columns of items that are shown to people and that no model reads
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
+_ARROW_MAGIC = 8  # bytes before the messages of an Arrow file
 DATA = ".data"  # suffix of the file beside a graph that has its weights, if they are too large for the graph
 
 
@@ -55,10 +57,12 @@ def why_no_bundle(path: Path) -> str | None:
     """Return what is wrong with the manifest of a directory, None for a bundle of any version."""
     file = path / MANIFEST
     try:
-        parse_json(file.read_text(encoding="utf-8"))
+        read_json_file(file)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror or error}"
     except ValueError:
+        if not file.is_file():
+            return f"{file} is not a file"
         return f"{file} is not valid JSON: it is damaged or cut off"
     return None if is_bundle(path) else f"{file} is not the manifest of a bundle"
 
@@ -123,11 +127,41 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(file: MemoryFile) -> pa.Table:
-    """Return the table of a file, without a copy."""
+    """Return the table of a file, without a copy.
+
+    Raises:
+        ValueError: If the file is damaged, or compressed: its size would say nothing about the memory it needs.
+    """
     try:
-        return pa.ipc.open_file(pa.py_buffer(file.content)).read_all()
-    except (pa.ArrowException, OSError) as error:  # OSError: a footer that is none
+        messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(file.content)[_ARROW_MAGIC:])
+        schema = pa.ipc.read_schema(messages.read_next_message())
+        batches = []
+        for message in messages:
+            if message.type != "record batch" or _is_compressed(message):
+                raise ValueError(f"path: {file.path} is compressed or has dictionaries, export it again")
+            batches.append(pa.ipc.read_record_batch(message, schema))
+        table = pa.Table.from_batches(batches, schema)
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, OSError, StopIteration) as error:
         raise ValueError(f"path: {file.path} is damaged or cut off ({error})") from None
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Return whether the header of a message, a flat buffer that Arrow has verified, names a compression."""
+    content = message.metadata.to_pybytes()
+
+    def offset(table: int, field: int) -> int:
+        """Return where a field of a table is, relative to the table; 0 if it has none."""
+        about = table - struct.unpack_from("<i", content, table)[0]
+        size: int = struct.unpack_from("<H", content, about)[0]
+        place = 4 + 2 * field
+        return struct.unpack_from("<H", content, about + place)[0] if place < size else 0
+
+    root: int = struct.unpack_from("<I", content)[0]
+    header = root + offset(root, 2)  # of Message: version, type of the header, header
+    batch = header + struct.unpack_from("<I", content, header)[0]
+    return offset(batch, 3) != 0  # of RecordBatch: length, nodes, buffers, compression
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:

@@ -11,14 +11,13 @@ import fcntl
 import mmap
 import os
 import re
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rankfall._disk import delete, open_new, rename
-from rankfall._files import locked
+from rankfall._files import locked, open_regular
 from rankfall._leftovers import TEMPORARY
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def read_file(path: Path, about: Mapping[str, Any] | None = None, *, shared: Pat
         ValueError: If the file is missing, or differs from `about`.
         OSError: If it cannot be read, or copied to `shared`.
     """
-    with _open_regular(path) as source:
+    with _open(path) as source:
         size = os.fstat(source.fileno()).st_size
         if about is not None and size != about["bytes"]:
             why = "was cut off" if size < about["bytes"] else "has changed since it was written"
@@ -76,17 +75,13 @@ def remove_unused_copies(shared: Path) -> None:
                     delete(path)
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     try:
-        handle = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # a named pipe would block until another process writes to it
+        return open_regular(path)
     except FileNotFoundError:
         raise ValueError(f"path: {path} is missing; {REMEDY}") from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ValueError(f"path: {path} is missing: it is not a file; {REMEDY}")
-    return open(handle, "rb", buffering=0)
+    except ValueError:
+        raise ValueError(f"path: {path} is missing: it is not a file; {REMEDY}") from None
 
 
 def _read_private(source: BinaryIO, path: Path, size: int, expected: str | None) -> mmap.mmap | bytes:

@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 from rankfall.serving.bundle_files import DATA, INDEX, SCORER_GRAPH, USER_GRAPH
 from rankfall.serving.encoded_requests import NO_ITEM
+from rankfall.serving.file_checks import check_graph, check_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -147,7 +148,9 @@ class Graph:
     """
 
     def __init__(self, file: MemoryFile, threads: int, *, data: MemoryFile | None = None) -> None:
+        check_graph(file, data)
         options = ort.SessionOptions()
+        options.add_session_config_entry("session.load_model_format", "ONNX")  # the only format that was checked
         options.intra_op_num_threads = threads
         if data is not None:
             options.add_external_initializers_from_files_in_memory(
@@ -237,6 +240,7 @@ class Index:
     """
 
     def __init__(self, file: MemoryFile, about: Mapping[str, Any], threads: int) -> None:
+        check_index(file, about["size"])
         self._memory = np.frombuffer(file.content, np.uint8)  # the index refers to it, but does not keep it
         try:
             reader = faiss.ZeroCopyIOReader(  # type: ignore[attr-defined]  # missing in faiss's types

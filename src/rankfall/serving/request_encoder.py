@@ -164,10 +164,10 @@ class _Group:
 
 
 def _or_time(place: int, value: Any, time: datetime) -> Any:
-    """Return the time of a request for a feature that follows from it, unless an id is given."""
-    if value is None or isinstance(value, Mapping):
-        return time if value is None else value
-    raise bad_value(place, value, "nothing, as it follows from the time of the request")
+    """Return the time of a request for a feature that is derived from it."""
+    if value is None:
+        return time
+    raise bad_value(place, value, "nothing, because it is derived from `time`; remove it")
 
 
 class _Sequence:

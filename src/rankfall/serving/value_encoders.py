@@ -28,6 +28,7 @@ from rankfall.encoding import (
     VocabularyIds,
 )
 from rankfall.encoding.rules import number_ids
+from rankfall.option_types import LARGEST
 from rankfall.serving.value_checks import (
     bad_value,
     finite_numbers,
@@ -281,14 +282,14 @@ class NumberEncoder:
         self._expected = _expected_number(rule.size)
 
     def encode(self, values: Sequence[Any]) -> NDArray[np.float32]:
-        """Return the numbers that a model receives, which are finite."""
+        """Return the numbers that a model receives, which are at most `LARGEST` in absolute value."""
         numbers = finite_numbers(values, self._expected, size=self._rule.size)
         try:
             with np.errstate(over="ignore"):
                 encoded = self._rule.encode(numbers)
         except BadValueError as error:
             raise bad_value(error.position, values[error.position], self._expected) from None
-        if not (finite := np.isfinite(encoded)).all():
-            position = int((~finite).reshape(len(values), -1).any(axis=1).argmax())
+        if not (within := np.abs(encoded) <= LARGEST).all():
+            position = int((~within).reshape(len(values), -1).any(axis=1).argmax())
             raise bad_value(position, values[position], "a smaller number")
         return encoded

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from rankfall.metrics import compare, crossed_test, holm, paired_test
+from rankfall.metrics.student import student_quantile
 from rankfall.studies.results import MethodResult, MethodTest, MetricSummary, PairTest, TestFigures, Verdict
 from rankfall.training import cascade_metrics
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Pair = tuple[str, str]
 
 LEVEL = 0.05  # of adjusted p-values
+LEAST_SEEDS = 3  # two say too little about their spread for a statement about other seeds
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Summary:
     verdicts: list[Verdict] = field(default_factory=list)
     """Tests of each method against the reference over queries, seeds and both, by metric."""
     pairs: list[PairTest] = field(default_factory=list)
-    """Tests of all pairs of methods over seeds and queries, by metric; none with a single seed."""
+    """Tests of all pairs of methods over seeds and queries, by metric; none with fewer than three seeds."""
 
 
 def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
@@ -108,7 +110,9 @@ def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
     best = next(row.name for row in rows if row.best)
     tests = []
     for row in rows:
-        interval = paired_test(by_query[row.name], by_query[best])
+        # two-sided at twice the level: one end is the bound of the one-sided test
+        level = 2 * LEVEL * _share(row.p_value, row.adjusted_p_value, len(rows) - 1)
+        interval = paired_test(by_query[row.name], by_query[best], confidence=1 - level)
         tests.append(
             MethodTest(
                 metric=metric,
@@ -129,9 +133,9 @@ def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
 
 
 def _pair_tests(metric: str, outcome: Outcome) -> dict[Over, dict[Pair, TestResult]]:
-    """Test all pairs of methods, two-sided; with a single seed over queries only."""
+    """Test all pairs of methods, two-sided; with fewer than three seeds over queries only."""
     values = {name: metrics[metric] for name, metrics in outcome.values.items()}
-    repeated = all(len(runs) > 1 for runs in values.values())
+    repeated = all(len(runs) >= LEAST_SEEDS for runs in values.values())
     ways: tuple[Over, ...] = ("queries", "seeds", "both") if repeated else ("queries",)
     return {
         over: {
@@ -143,12 +147,26 @@ def _pair_tests(metric: str, outcome: Outcome) -> dict[Over, dict[Pair, TestResu
 
 
 def _adjusted(tests: Mapping[Pair, TestResult]) -> dict[Pair, TestFigures]:
-    """Correct p-values for the number of tests."""
+    """Correct p-values and intervals for the number of tests.
+
+    Each interval has the level at which Holm's procedure tests its pair, so that it excludes 0 exactly if the adjusted
+    p-value is below 5 %.
+    """
     adjusted = holm([test.p_value for test in tests.values()]).tolist()
-    return {
-        pair: TestFigures(test.difference, test.low, test.high, test.p_value, p_value)
-        for (pair, test), p_value in zip(tests.items(), adjusted, strict=True)
-    }
+    figures = {}
+    for (pair, test), p_value in zip(tests.items(), adjusted, strict=True):
+        margin = (test.high - test.low) / 2
+        if margin > 0:
+            level = LEVEL * _share(test.p_value, p_value, len(tests))
+            margin *= student_quantile(level / 2, test.freedom) / student_quantile(LEVEL / 2, test.freedom)
+        low, high = test.difference - margin, test.difference + margin
+        figures[pair] = TestFigures(test.difference, low, high, test.p_value, p_value)
+    return figures
+
+
+def _share(p_value: float, adjusted: float, tests: int) -> float:
+    """Return the share of the level that Holm's procedure leaves to one of several tests."""
+    return p_value / adjusted if 0 < adjusted < 1 else 1 / max(tests, 1)
 
 
 def _verdicts(
@@ -172,7 +190,7 @@ def _verdicts(
             metric=metric,
             method=name,
             against=reference,
-            outcome="reference" if name == reference and "both" in tests else _decide(of.get("both"), sign),
+            outcome=_outcome(name == reference, of.get("both"), sign),
             over_queries=of["queries"],
             over_seeds=of.get("seeds"),
             over_both=of.get("both"),
@@ -181,9 +199,16 @@ def _verdicts(
     ]
 
 
-def _decide(test: TestFigures | None, sign: int) -> Literal["better", "worse", "not distinguishable", "no claim"]:
+def _outcome(
+    is_reference: bool, test: TestFigures | None, sign: int
+) -> Literal["better", "worse", "not distinguishable", "no claim", "reference"]:
     if test is None:
         return "no claim"
+    return "reference" if is_reference else decide(test, sign)
+
+
+def decide(test: TestFigures, sign: int) -> Literal["better", "worse", "not distinguishable"]:
+    """Return what a test says about a method; `sign` is 1 if higher values are better, else -1."""
     if test.adjusted_p_value >= LEVEL:
         return "not distinguishable"
     return "better" if sign * test.difference > 0 else "worse"

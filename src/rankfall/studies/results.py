@@ -84,7 +84,8 @@ class MetricSummary(Result):
 class MethodTest(Result):
     """One-sided test over queries whether a method is worse than the best one on a metric, with the weights at hand.
 
-    It says nothing about other seeds, see :class:`Verdict`.
+    It says nothing about other seeds, see :class:`Verdict`. The interval belongs to the adjusted p-value: it excludes 0
+    exactly if the method is significantly worse.
     """
 
     metric: str
@@ -100,7 +101,10 @@ class MethodTest(Result):
 
 @dataclass(frozen=True)
 class TestFigures(Result):
-    """A two-sided test of the difference to a reference, with its 95 % confidence interval."""
+    """A two-sided test of the difference to a reference, with its 95 % confidence interval.
+
+    Interval and adjusted p-value are corrected alike: the interval excludes 0 exactly if the p-value is below 5 %.
+    """
 
     __test__ = False  # or pytest would collect it as a test class
 
@@ -116,7 +120,7 @@ class TestFigures(Result):
 class Verdict(Result):
     """What a comparison says about a method and a reference on a metric.
 
-    A verdict is the result of the test over seeds and queries. With a single seed there is none: "no claim".
+    A verdict is the result of the test over seeds and queries. With fewer than three seeds there is none: "no claim".
     """
 
     metric: str
@@ -128,14 +132,22 @@ class Verdict(Result):
     over_queries: TestFigures
     """With the weights at hand."""
     over_seeds: TestFigures | None = None
-    """On the queries at hand (Welch). None if there is one seed."""
+    """On the queries at hand (Welch). None if there are fewer than three seeds."""
     over_both: TestFigures | None = None
-    """For other seeds and other queries (mixed model). None if there is one seed."""
+    """For other seeds and other queries (mixed model). None if there are fewer than three seeds."""
+
+    @property
+    def shown(self) -> TestFigures:
+        """The test that tables show: over seeds and queries, or else over queries."""
+        return self.over_both or self.over_queries
 
 
 @dataclass(frozen=True)
 class PairTest(Result):
-    """Test of a pair of methods on a metric, over seeds and queries, with the 95 % interval of the difference."""
+    """Test of a pair of methods on a metric, over seeds and queries, with the 95 % interval of the difference.
+
+    Interval and adjusted p-value are corrected alike, see :class:`TestFigures`.
+    """
 
     metric: str
     first: str
@@ -256,7 +268,7 @@ class ComparisonResult(Tables, Result):
     """The method that the user named as the reference of the verdicts."""
     verdicts: list[Verdict] = field(default_factory=list)
     pairs: list[PairTest] = field(default_factory=list)
-    """Tests of all pairs of methods; none with a single seed."""
+    """Tests of all pairs of methods; none with fewer than three seeds."""
     warnings: list[str] = field(default_factory=list)
     """What a reader of the figures has to know."""
     metric: str | None = None
@@ -293,7 +305,7 @@ def _summary_row(summary: MetricSummary) -> dict[str, Any]:
 
 def _verdict_row(known: dict[tuple[str, str], Verdict], method: MethodResult, metric: str) -> dict[str, Any]:
     verdict = known.get((method.name, metric))
-    test = verdict and (verdict.over_both or verdict.over_queries)
+    test = verdict and verdict.shown
     return {
         "outcome": verdict.outcome if verdict else None,
         "against": verdict.against if verdict else None,
@@ -328,6 +340,10 @@ class DayResult(Result):
     methods: list[MethodResult]
     tests: list[MethodTest]
     verdicts: list[Verdict] = field(default_factory=list)
+    mean_length: float | None = None
+    """Mean number of items of a list."""
+    mean_relevant: float | None = None
+    """Mean number of relevant items of a list."""
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def check_quotas(config: CascadeConfig, loader: ImpressionLoader) -> None:
             raise ConfigError(
                 f"stages: {stage.name} has the quota {stage.quota}, but the longest list of "
                 f"{', '.join(loader.days)} has {longest} items, so it would drop nothing; expected less than "
-                f"{longest}, or longer lists (data.length)"
+                f"{longest}{', or longer lists (data.length)' if loader.can_add_items else ''}"
             )
 
 
@@ -73,7 +73,7 @@ def check_kept(objective: Objective, loader: ImpressionLoader) -> None:
         raise ConfigError(
             f"objective: it keeps {most} items (relevant, objective.quotas), but the longest list of "
             f"{', '.join(loader.days)} has {loader.width} items, so it would drop nothing; expected less than "
-            f"{loader.width}, or longer lists (data.negatives)"
+            f"{loader.width}{', or longer lists (data.negatives)' if loader.can_add_items else ''}"
         )
 
 

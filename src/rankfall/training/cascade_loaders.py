@@ -93,6 +93,7 @@ def training_loader(
         window=max(settings.window, settings.batch),
         negatives=data.negatives,
         negatives_from=data.negatives_from,
+        reads=features_read(config),
         first_days=first_days,
         labels=data.labels,
         rank=group.rank,
@@ -118,8 +119,15 @@ def measuring_loader(
         shuffle=False,
         length=config.data.length,
         negatives_from=config.data.length_from,
+        reads=features_read(config),
         first_days=first_days,
     )
+
+
+def features_read(config: CascadeConfig) -> set[str] | None:
+    """Return the features that the models of a configuration read; None for all."""
+    named = [stage.model.get("only") for stage in config.stages]
+    return None if None in named else {name for names in named for name in names or ()}
 
 
 def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
@@ -131,6 +139,8 @@ def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
     found["features"] = hashlib.sha256(json.dumps(features, sort_keys=True).encode()).hexdigest()
     if data.negatives or data.length is not None:
         found["items"] = log.manifest["items"]["sha256"]
+    if versions := (data.negatives or data.length or log.spec.negatives) and log.manifest["items"].get("versions"):
+        found["item versions"] = versions["sha256"]
     if weight is not None and weight.examination is not None:
         found["examination"] = curve_checksum(weight.examination)
     return found

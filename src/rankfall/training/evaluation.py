@@ -106,7 +106,9 @@ class Evaluation:
             return EvaluationSummary(**_means(self.values, self.chance, {}, Resampler()), impressions=len(self.qids))
         measured, lists = self.measured, self.lists
         resampler = Resampler(measured.users)
-        figures = _means(*_with_survived(measured), measured.wholes, resampler)
+        values, chance = _with_survived(measured)
+        shown, shown_chance = lists.shown() if lists else ({}, {})
+        figures = _means(values | shown, chance | shown_chance, measured.wholes, resampler)
         return EvaluationSummary(
             **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
             impressions=len(self.qids),

@@ -11,7 +11,9 @@ import torch
 from rankfall._lists import has_order
 from rankfall._yaml_config import ConfigError
 from rankfall.data import ImpressionLoader
+from rankfall.registry import builtins
 from rankfall.training.build_cascade import make_objective, try_depths
+from rankfall.training.cascade_loaders import features_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +33,12 @@ SHOWN_LABELS = 64  # of different labels, in the check of a loss
 LEAST_INFORMATIVE = 0.01  # share of lists with an order up to which nothing useful is learned
 
 _OF_RELEVANCE = "bce, lcron, icc, rankflow"
+_GRADES = {  # by data.labels
+    "full": "grades (stages, then ranks)",
+    "published": "grades (published)",
+    "rank": "ranks of the log",
+    "relevance": "relevance",
+}
 _WEIGHT_SINGLE_ITEMS = ("bce", "lcron", "rankflow")  # all others weight pairs by their better item
 
 
@@ -120,6 +128,7 @@ def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> 
             shuffle=False,
             negatives=config.data.negatives,
             negatives_from="batch",  # only their labels matter, which are the same for all random items
+            reads=features_read(config),
             labels=config.data.labels,
             prefetch=0,
         )
@@ -150,7 +159,12 @@ def check_training_labels(
                 f"{config.objective.name} learns from {_words(kind, config)}: {_share(count, sample.lists)} training "
                 "lists give no order to learn"
             )
-    for notice in (ignored_sizes(sample.sizes, log.spec, config), weightless_items(config)):
+    notices = (
+        imitates(sample, log.spec, config),
+        ignored_sizes(sample.sizes, log.spec, config),
+        weightless_items(config),
+    )
+    for notice in notices:
         if notice:
             on_notice(notice)
 
@@ -222,14 +236,39 @@ def _advice(kind: str, sample: LabelSample, log: ImpressionLog, config: CascadeC
     if kind.startswith("stage"):
         number = int(kind.removeprefix("stage")) - 1
         return f"try stages.{number}.min_depth=-1, which trains {config.stages[number].name} on all items"
+    read = features_read(config)
+    can_add = not any(read is None or name in read for name in log.per_request)
     if not some_relevant:
-        return "try data.negatives=20, which adds items that are not relevant, or another `relevant` in the log"
-    return f"its lists may be too short for relevant={config.relevant}; try data.negatives=20 or a smaller `relevant`"
+        more = "data.negatives=20, which adds items that are not relevant, or " if can_add else ""
+        return f"try {more}another `relevant` in the log"
+    more = "data.negatives=20 or " if can_add else ""
+    return f"its lists may be too short for relevant={config.relevant}; try {more}a smaller `relevant`"
 
 
 def _relevant(log: ImpressionLog) -> str:
     relevant = log.spec.relevant
     return f"the stage {relevant.stage}" if relevant.stage is not None else f"the column {relevant.column}"
+
+
+def imitates(sample: LabelSample, spec: Spec, config: CascadeConfig) -> str | None:
+    """Return a notice if the objective learns the order of production although a column says what is relevant."""
+    of_production = config.data.labels == "full" and (len(spec.stages) > 1 or spec.rank is not None)
+    if spec.relevant.column is None or "grades" not in sample.informative or not of_production:
+        return None
+    return (
+        f"{config.objective.name} trains on grades, the order of stages and ranks in the log, but the column "
+        f"{spec.relevant.column!r} is evaluated; data.labels=relevance trains on it"
+    )
+
+
+def trained_labels(config: CascadeConfig) -> str | None:
+    """Return which labels a built-in objective is trained on, and which are evaluated; None for other objectives."""
+    if config.objective.name not in builtins("objective"):
+        return None
+    kinds = make_objective(try_depths(config))[0].informative(torch.zeros(1, 2))
+    found = [_GRADES[config.data.labels]] if "grades" in kinds else []
+    found += ["relevance"] if set(kinds) - {"grades"} and "relevance" not in found else []
+    return f"trained on {' and '.join(found)}, evaluated on relevance"
 
 
 def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig) -> str | None:
@@ -317,4 +356,5 @@ def check_label_values(loss: nn.Module, lists: Lists, name: str) -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             loss(torch.zeros_like(labels), labels, mask=torch.ones_like(labels, dtype=torch.bool))
     except ValueError as error:
-        raise ConfigError(f"loss: {name} refuses labels of data.train, such as {found.max():g}: {error}") from None
+        shown = f"{found.min():g} to {found.max():g}"
+        raise ConfigError(f"loss: {name} refuses labels of data.train, which are from {shown}: {error}") from None

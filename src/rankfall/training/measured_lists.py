@@ -6,13 +6,17 @@ two a figure is.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall._lists import rank_order
+from rankfall._lists import has_order, rank_order
+from rankfall.data.impressions.schema import VOCABULARIES
+from rankfall.metrics import ndcg, opa
 from rankfall.training.cascade_metrics import ground_truth
+from rankfall.training.config.cascade_metric_names import SHOWN
 from rankfall.training.label_checks import ignored_sizes, with_sizes
 from rankfall.training.stage_figures import ListFigures, stage_figures
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.data import ImpressionLoader
+    from rankfall.data import ImpressionLoader, ImpressionLog
     from rankfall.data.impressions.loader import Impressions
     from rankfall.data.impressions.spec import Spec
     from rankfall.training.config.cascade_config import CascadeConfig
@@ -30,6 +34,29 @@ if TYPE_CHECKING:
 
 SHORT = 2  # lists are much shorter than the catalogue if it has this many times their items
 NO_RANK = 2.0**31  # in place of the rank of an item without one: after all others of its stage
+
+
+def fit_warning(log: ImpressionLog, days: Sequence[str], train: Sequence[str]) -> str | None:
+    """Return a warning if the encoding of a log was fitted to days that are measured.
+
+    Args:
+        log: The log.
+        days: The days that are measured.
+        train: Days and ranges of days that the model was trained on.
+    """
+    about = log.manifest.get("about", {})
+    fitted = [*log.manifest.get(VOCABULARIES, ()), *about.get("scalings", ()), *about.get("edges", ())]
+    trained: set[str] = set()
+    with suppress(ValueError):  # another log need not have these days
+        trained = {day.name for day in log.choose(train)}
+    seen = [day for day in about.get("fit_days", ()) if day in days and day not in trained]
+    if not fitted or not seen:
+        return None
+    return (
+        f"the log was fitted to days that are measured ({', '.join(seen[:3])}{', ...' if len(seen) > 3 else ''}): its "
+        f"vocabularies, scalings and buckets know their values; --fit-days {list(log.days).index(seen[0]) or 1} of "
+        "'rankfall prepare rows' leaves these days out"
+    )
 
 
 def short_lists(loader: ImpressionLoader) -> str | None:
@@ -62,11 +89,16 @@ class MeasuredLists:
     _left: list[Tensor] = field(default_factory=list)
     _reached: list[Tensor] = field(default_factory=list)
     _sizes: tuple[float, float] = (0.0, 0.0)
+    _shown: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=list)
 
     def add(self, loaded: Impressions, scored: ScoredBatch) -> None:
         """Add a batch as it was loaded, and as it was scored."""
         self._ranked.append(scored.ranked)
         self._sizes = with_sizes(self._sizes, loaded)
+        if self._spec.relevant.column is not None and scored.complete:
+            self._shown.append(
+                within_shown(scored, [stage.name for stage in self.config.stages], len(self._spec.stages))
+            )
         if self._has_production:
             truth = ground_truth(loaded, self.config.relevant)
             self._left.append(production_left(loaded, truth, [stage.quota for stage in self.config.stages]))
@@ -81,6 +113,15 @@ class MeasuredLists:
         """Whether the log has ranks and depths of production, and its own definition of relevance."""
         spec = self._spec
         return spec.rank is not None and len(spec.stages) > 1 and spec.relevant.stage is None
+
+    def shown(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the metrics of all lists within what was shown and their chance levels, as :func:`within_shown`."""
+        if not self._shown:
+            return {}, {}
+        values, chance = zip(*self._shown, strict=True)
+        return {name: torch.cat([one[name] for one in values]) for name in values[0]}, {
+            name: torch.cat([one[name] for one in chance]) for name in chance[0]
+        }
 
     def figures(self) -> ListFigures | None:
         """Return the lengths of the lists; None if items of the log belong to single requests."""
@@ -97,8 +138,9 @@ class MeasuredLists:
 
     def warnings(self) -> list[str]:
         """Return what a reader of the figures has to know about the lists."""
+        fit = fit_warning(self.loader.log, self.loader.days, self.config.data.train)
         ignored = ignored_sizes(self._sizes, self._spec, self.config)
-        return [*self._warnings_of_lengths(), *([ignored] if ignored else [])]
+        return [*self._warnings_of_lengths(), *(text for text in (fit, ignored) if text)]
 
     def _warnings_of_lengths(self) -> list[str]:
         figures = self.figures()
@@ -121,7 +163,7 @@ class MeasuredLists:
         Args:
             units: What the bootstrap draws; see :func:`~rankfall.training.stage_figures.stage_figures`.
         """
-        if not self._left:
+        if not self._left or self._shares()[-1] == 1:
             return None
         stages = self.config.stages
         return stage_figures(
@@ -131,6 +173,11 @@ class MeasuredLists:
             torch.cat(self._ranked),
             units=units,
         )
+
+    def _shares(self) -> list[float]:
+        """Return the share of the relevant items that reached each stage of production."""
+        shares: list[float] = torch.cat(self._reached).nanmean(0).tolist()
+        return shares
 
     def production_note(self) -> str | None:
         """Return how to read the figures of production, or why there are none."""
@@ -142,7 +189,12 @@ class MeasuredLists:
                 f"Relevance is defined by production itself: items that reached its stage {spec.relevant.stage}. Its "
                 "own recall is 1 by definition and is not shown."
             )
-        shares = torch.cat(self._reached).nanmean(0).tolist()
+        shares = self._shares()
+        if shares[-1] == 1:
+            return (
+                f"All relevant items reached production's last stage, {spec.stage_names[-1]}, as feedback exists "
+                "only for items that it showed. Its own recall is 1 by construction and is not shown."
+            )
         reached = ", ".join(f"{name} {share:.0%}" for name, share in zip(spec.stage_names, shares, strict=True))
         note = (
             "Production is the system that wrote the log: its order, deepest stage first and then by rank, cut at the "
@@ -150,9 +202,32 @@ class MeasuredLists:
         )
         if any(stage.sample is not None for stage in spec.stages):
             note += " The log holds a sample of its items. Of all of them it would keep at most these shares."
-        if spec.relevant.column in spec.feedback or shares[-1] == 1:  # feedback, also under the name of another column
+        if spec.relevant.column in spec.feedback:
             note += " Feedback exists only for items that production showed, which favours it."
         return note
+
+
+def within_shown(scored: ScoredBatch, names: Sequence[str], logged: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return AUC and NDCG of each stage within the items that were shown, and of constant scores, one value per list.
+
+    Relevance such as a click is known for shown items only, so that these figures do not depend on what was not shown.
+    They are NaN for lists whose shown items are all relevant or all irrelevant.
+
+    Args:
+        scored: Lists that hold all of their items.
+        names: Names of the stages of the cascade.
+        logged: Number of stages in the log; items that reached the last one were shown.
+    """
+    batch = scored.batch
+    mask, labels = batch.mask & (batch.depth == logged - 1), (batch.relevance > 0).float()
+    undefined = ~has_order(labels, mask)
+    values, chance = {}, {}
+    for name, scores in zip(names, scored.scores, strict=True):
+        for metric, function in (("auc", opa), ("ndcg", ndcg)):
+            key, constant = f"{name}/{SHOWN}/{metric}", torch.zeros_like(scores)
+            values[key] = function(scores, labels, mask=mask).double().masked_fill(undefined, torch.nan)
+            chance[key] = function(constant, labels, mask=mask).double().masked_fill(undefined, torch.nan)
+    return values, chance
 
 
 def production_left(batch: Impressions, truth: Tensor, quotas: Sequence[int]) -> Tensor:

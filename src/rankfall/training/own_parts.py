@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rankfall import registry
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._trust import remember
 from rankfall._yaml_config import ConfigError
 from rankfall.registry.metric_names import split_cutoffs
@@ -127,7 +127,7 @@ def component_files(config: BaseModel) -> dict[str, str]:
 def stored_sources(directory: Path) -> list[Source]:
     """Return the code that a run was trained with."""
     try:
-        content = parse_json((directory / COMPONENTS).read_text(encoding="utf-8"))
+        content = read_json_file(directory / COMPONENTS)
         return [_source(one) for one in content]
     except FileNotFoundError:
         return []

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall._disk import delete, delete_tree, make_directory, open_new
 from rankfall._files import is_temporary
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import parse_json, read_json_file
 from rankfall._leftovers import TEMPORARY, sweep
 from rankfall._manifest import MANIFEST
 from rankfall._trust import stored_code
@@ -164,7 +164,7 @@ def is_finished(directory: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Load a JSON file of a run."""
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
+        content = read_json_file(path)
     except ValueError:
         raise ValueError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(content, dict):

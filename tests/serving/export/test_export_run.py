@@ -403,7 +403,7 @@ def test_impressions_of_a_log_that_has_grown(rows_log: ImpressionLog) -> None:
         assert found.ravel().tolist() == [number if number < most else 1 for number in before.ravel().tolist()]
         assert found.dtype == np.int32
     np.testing.assert_array_equal(sample.requests.arrays["user.age"], whole.requests.arrays["user.age"])
-    assert check_features(logged, items, per_request=False) == []
+    assert check_features(logged, items, per_request=()) == []
 
 
 def test_days_without_impressions_are_named(rows_log: ImpressionLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,22 +446,22 @@ def test_what_is_no_file_of_items(rows_log: ImpressionLog, tmp_path: Path) -> No
 # --- features of items that are not the items' own ------------------------------------------------------------------
 
 
-def features_of_log(log: ImpressionLog, days: list[str], per_request: bool) -> list[str]:
+def features_of_log(log: ImpressionLog, days: list[str]) -> list[str]:
     names = [f"item.{feature.name}" for feature in log.features.of("item")]
     items = load_items(log.path, log, log.features, names)
     _, logged = sample_requests(log, days, items, log.features, [], count=200, k=1)
-    return check_features(logged, items, per_request=per_request)
+    return check_features(logged, items, per_request=log.per_request)
 
 
 def test_item_features_that_depend_on_the_request_are_refused(tmp_path: Path) -> None:
-    assert features_of_log(platform_log(), list(DAYS), per_request=False) == []
+    assert features_of_log(platform_log(), list(DAYS)) == []
     liked = ImpressionLog.load(liked_log(tmp_path / "liked"))  # whose prices are drawn for each impression
     with pytest.raises(ValueError, match=r"item\.price depends on the request \(100% of the repeated.*`only`"):
-        features_of_log(liked, ["2024-01-13"], per_request=False)
+        features_of_log(liked, ["2024-01-13"])
     plan = Simulation(preset="industry-easy", days=1, requests_per_day=120)
     statistics = simulate_log(plan, tmp_path / "industry")
     with pytest.raises(ValueError, match=r"item\.age_hours depends on the request"):
-        features_of_log(statistics, ["2024-01-13"], per_request=True)
+        features_of_log(statistics, ["2024-01-13"])
 
 
 def test_item_features_that_changed_are_noted(rows_log: ImpressionLog, tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_item_features_that_changed_are_noted(rows_log: ImpressionLog, tmp_path:
     items = load_items(tmp_path / "cheaper.parquet", rows_log, rows_log.features, NAMES)
     _, logged = sample_requests(rows_log, ["2024-03-01..2024-03-20"], items, rows_log.features, [], count=200, k=1)
     share = np.mean([int(str(sku).split("-")[1]) % 9 == 3 for sku in items.lookup.values.take(logged.rows).to_pylist()])
-    (note,) = check_features(logged, items, per_request=False)
+    (note,) = check_features(logged, items, per_request=())
     assert note == f"item.price: {share:.1%} of the log's values differ from those of the items now"
 
 

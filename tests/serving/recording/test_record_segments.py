@@ -68,14 +68,20 @@ def test_large_segment_and_other_schema_begin_a_new_segment(tmp_path: Path) -> N
     assert [segment.first for segment in segments(tmp_path)] == [5, 5, 1_700_000_000_000]
 
 
-def test_segment_of_a_dead_process_is_complete_up_to_its_last_batch(tmp_path: Path) -> None:
-    """The process may die at any byte: only the batch that was being written is lost."""
-    writer = SegmentWriter(tmp_path / "live")
+def open_segment(directory: Path) -> tuple[Path, list[int], SegmentWriter]:
+    """Write three batches; return their segment, its size after each batch, and the writer, which holds its lock."""
+    writer = SegmentWriter(directory)
     sizes = []
     for one in "abc":
         writer.write(events(one))
-        (path,) = (tmp_path / "live").iterdir()
+        (path,) = directory.iterdir()
         sizes.append(path.stat().st_size)
+    return path, sizes, writer
+
+
+def test_segment_of_a_dead_process_is_complete_up_to_its_last_batch(tmp_path: Path) -> None:
+    """The process may die at any byte: only the batch that was being written is lost."""
+    path, sizes, _writer = open_segment(tmp_path / "live")
     content = path.read_bytes()
     assert recover(tmp_path / "live") == []  # its process lives
     for size in range(0, len(content) + 1, 7):
@@ -112,12 +118,7 @@ def test_full_disk_loses_the_batch_that_was_refused(tmp_path: Path) -> None:
 
 def test_batch_without_its_content_is_cut_off(tmp_path: Path) -> None:
     """After a failure of the machine, the last pages of a file may be zeros although its length is right."""
-    writer = SegmentWriter(tmp_path / "live")
-    sizes = []
-    for one in "abc":
-        writer.write(events(one))
-        (path,) = (tmp_path / "live").iterdir()
-        sizes.append(path.stat().st_size)
+    path, sizes, _writer = open_segment(tmp_path / "live")
     content = path.read_bytes()
     zeros = 100  # at the end of the body of the last batch
     (tmp_path / path.name).write_bytes(content[:-zeros] + bytes(zeros))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from rankfall import _disk
 from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.record_segments import segments
 from rankfall.serving.recording.recorder import Recorder
-from rankfall.serving.recording.request_sampling import sample_requests
+from rankfall.serving.recording.request_sampling import sample_requests, sampling_key
 from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
 from rankfall.serving.recording.sinks.file_sink import FileSink
 from support.bundles import platform_bundle
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
 
 
 COUNTS = (3,)
+KEY = b"of tests"
 
 
 def served(name: str, place: int = 0, *, path: Path | None = None, share: float = 1.0, size: int = 1) -> ServedRequest:
     bundle = loaded(path or platform_bundle())
     request = requests()[place]
-    flags, seeds = sample_requests([name], share)
+    flags, seeds = sample_requests([name], share, KEY)
     (ranking,) = bundle.run(bundle.encode([request]), sampled=flags).rankings
     times = 1_705_300_000_000, 1_705_300_001_234
     return ServedRequest(name, *times, "model", bundle, request, ranking.trail, int(seeds[0]), size)
@@ -110,12 +112,29 @@ def test_bundles_have_batches_of_their_own() -> None:
 def test_share_of_sampled_requests() -> None:
     names = [f"request {place}" for place in range(20_000)]
     for share in (0.0, 0.1, 0.5, 1.0):
-        flags, seeds = sample_requests(names, share)
+        flags, seeds = sample_requests(names, share, KEY)
         assert abs(flags.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(names))
-        assert np.array_equal(sample_requests(names[7:9], share)[0], flags[7:9])
-    smaller, larger = (sample_requests(names, share)[0] for share in (0.1, 0.5))
+        assert np.array_equal(sample_requests(names[7:9], share, KEY)[0], flags[7:9])
+    smaller, larger = (sample_requests(names, share, KEY)[0] for share in (0.1, 0.5))
     assert not (smaller & ~larger).any()
     assert len(set(seeds.tolist())) == len(names)
+    of_clients = [name for name, sampled in zip(names, smaller, strict=True) if sampled]
+    assert sample_requests(of_clients, 0.1, b"another")[0].mean() < 0.2  # ids that one service samples say nothing
+
+
+def test_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    key = sampling_key(str(tmp_path / "new"))
+    assert sampling_key(str(tmp_path / "new")) == sampling_key(f"file://{tmp_path / 'new'}") == key
+    assert sampling_key(str(tmp_path / "other")) != key
+    assert stat.S_IMODE((tmp_path / "new" / "sampling.key").stat().st_mode) == 0o600
+    (tmp_path / "new" / "sampling.key").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"sampling\.key has 0 bytes, expected 32"):
+        sampling_key(str(tmp_path / "new"))
+
+
+def test_key_of_a_broker_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert sampling_key("nats://127.0.0.1/loop") == (tmp_path / "rankfall" / "sampling.key").read_bytes()
 
 
 @pytest.mark.parametrize("limit", ["max_requests", "max_bytes"])

@@ -8,8 +8,11 @@ import logging
 import logging.config
 import socket
 import threading
+import urllib.error
+import urllib.request
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +94,40 @@ def test_connect_is_refused(served: Running) -> None:
         client.send(b"CONNECT /health HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(HEALTH) + HEALTH)
         assert client.answer().code == 400
         assert client.is_over()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"HELLO\r\n\r\n", b"GET /health HTTP/1.1\r\na: %b\r\n\r\n" % (b"b" * 100_000)],
+    ids=["no HTTP", "long header"],
+)
+def test_malformed_http_is_answered_in_json(served: Running, sent: bytes) -> None:
+    with Wire(served.port) as client:
+        answer = client.send(sent).answer()
+        assert (answer.code, list(answer.json)) == (400, ["error"])
+        assert client.is_over()
+
+
+@pytest.mark.parametrize("size", [2_000_000, 20_000_000])
+def test_large_body_of_a_client_that_closes_is_answered(served: Running, size: int) -> None:
+    """urllib asks to close the connection, and reads the answer after it has sent the body."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{served.port}/rank", b" " * size, {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=PATIENCE)
+    with refused.value as answer:
+        assert (answer.code, list(json.load(answer))) == (413, ["error"])
+
+
+def test_body_after_the_last_answer_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DISCARDED_BODY_BYTES", 1_000_000)
+    head = b"POST /rank HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with running(platform_bundle()) as service, Wire(service.port) as client:
+        assert client.send(head + b"Content-Length: 9000000\r\n\r\n").answer().code == 413
+        with suppress(ConnectionError):
+            client.send(b" " * 5_000_000)
+        eventually(lambda: not connections(service))
 
 
 # --- unused connections -------------------------------------------------------------------------------------------

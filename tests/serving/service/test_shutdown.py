@@ -42,10 +42,13 @@ def is_stopping(program: Program) -> bool:
 def waiting_call(program: Program) -> socket.socket:
     """Open a connection and send the headers of a call, but not its body."""
     connection = socket.create_connection(("127.0.0.1", program.port), timeout=60)
-    connection.sendall(HEADERS.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
-    if not connection.recv(100).startswith(b"HTTP/1.1 100 "):
+    try:
+        connection.sendall(HEADERS.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        if not connection.recv(100).startswith(b"HTTP/1.1 100 "):
+            raise ConnectionError("the service does not wait for the body")
+    except ConnectionError:  # also while the listening socket closes
         connection.close()
-        raise ConnectionError("the service does not wait for the body")
+        raise
     return connection
 
 

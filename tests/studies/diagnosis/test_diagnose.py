@@ -118,10 +118,27 @@ def test_rankers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 # --- contents -----------------------------------------------------------------------------------------------------
 
 
+def test_items_outside_the_lists_are_the_first_finding(trained: Path, log: Path, tmp_path: Path) -> None:
+    """Lists of 11 of 40 items, without random negatives."""
+    first, *others = diagnose_run(trained).findings
+    assert "retrieval was never trained on items outside the lists: a training list holds 11 of the 40" in first.text
+    assert "data.negatives=100" in first.text
+    assert (first.kind, first.stage, first.at_stake) == ("negatives", "retrieval", None)
+    assert not any(one.kind == "negatives" for one in others)
+    every = diagnose_run(trained, overrides=["data.length=all"])
+    assert every.findings[0].at_stake == every.stages[0].oracle.gain
+    with_negatives = content(log, training={"epochs": 1})
+    with_negatives["data"]["negatives"] = 20
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(with_negatives))
+    assert run("train", tmp_path / "config.yaml", "--out", tmp_path / "run") == 0
+    assert not any(one.kind == "negatives" for one in diagnose_run(tmp_path / "run").findings)
+
+
 def test_findings_are_ordered_by_what_is_at_stake(diagnosis: Diagnosis) -> None:
-    stakes = [one.at_stake.value for one in diagnosis.findings if one.at_stake is not None]
+    findings = [one for one in diagnosis.findings if one.kind != "negatives"]
+    stakes = [one.at_stake.value for one in findings if one.at_stake is not None]
     assert stakes == sorted(stakes, reverse=True)
-    measured = [one.at_stake is not None for one in diagnosis.findings]
+    measured = [one.at_stake is not None for one in findings]
     assert measured == sorted(measured, reverse=True)
     of_stages = {one.stage: one for one in diagnosis.findings if one.kind == "stage"}
     for stage in diagnosis.stages:
@@ -172,7 +189,7 @@ def test_a_planted_defect_is_the_first_segment(log: Path) -> None:
     config = validate_cascade(content(log))
     perfect = scored(config, log, blind=None)
     assert perfect.joint_recall.value == 1.0
-    assert [one for one in perfect.findings if one.kind != "gradient"] == []
+    assert [one for one in perfect.findings if one.kind not in ("gradient", "negatives")] == []
     assert perfect.worst_requests == []
     for author in (1, 3):
         found = scored(config, log, blind=author)
@@ -181,7 +198,7 @@ def test_a_planted_defect_is_the_first_segment(log: Path) -> None:
         assert worst.kept.value < 0.5
         assert worst.kept_elsewhere == 1.0
         assert found.stages[1].segments == []
-        assert found.findings[0].kind in ("stage", "quota")
+        assert found.findings[1].kind in ("stage", "quota")
         segments = [one for one in found.findings if one.kind == "segment"]
         assert segments[0].stage == "retrieval"
         assert f"item.author = hash {author}" in segments[0].text

@@ -12,7 +12,7 @@ import torch
 
 from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
-from rankfall.studies.plan.plan_result import PLAN, PlanResult
+from rankfall.studies.plan.plan_result import PLAN, PlanResult, StageCost
 from rankfall.studies.plan.priced_lists import PricedLists
 from rankfall.studies.plan.thresholds import _halves
 from support.plan_scores import random_scores, survivors
@@ -27,9 +27,10 @@ GRID = {"stage0": [2, 5, 9, 40], "stage1": [2, 4, 9], "stage2": [1, 3]}
 
 def plan(scores: StageScores, *words: str, target: Target | None = None, **options: object) -> PlanResult:
     stages = scores.stages
-    costs = Costs(*parse_costs(words, stages), "given") if words else Costs.items_scored(stages)
-    settings = {"current": [9, 4, 3][: len(stages)], "grid": {stage: GRID[stage] for stage in stages}, **options}
-    return plan_quotas(scores, costs=costs, target=target, **settings)  # type: ignore[arg-type]
+    items = [StageCost(stage, 0.0, 1.0) for stage in stages]  # the number of items that all stages score
+    costs = Costs(*parse_costs(words, stages), "given") if words else Costs(items, "items", "given")
+    settings = {"current": [9, 4, 3][: len(stages)], "grid": {stage: GRID[stage] for stage in stages}, "costs": costs}
+    return plan_quotas(scores, target=target, **settings | options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("metric", ["joint_recall", "joint_value"])
@@ -69,7 +70,8 @@ def test_a_plan_is_that_of_a_loop_over_requests_and_quotas(metric: str) -> None:
 def test_a_budget_gives_the_best_and_a_recall_the_cheapest_quotas() -> None:
     scores = random_scores(200, 14, 2)
     grid = {"stage0": list(range(3, 15)), "stage1": [3]}
-    default = plan(scores, grid=grid)
+    default = plan(scores, grid=grid, costs=Costs.defaults(dict.fromkeys(scores.stages, "mlp")))
+    assert {point.cost for point in default.points} == {*range(3, 15)}  # items that enter the second stage
     assert default.warnings[0].startswith("no costs were given")
     assert (default.unit, default.current.point.quotas) == ("items", [9, 4])  # is not in the grid, but measured
     budget = plan(scores, grid=grid, target=Target(budget=21.5), current=[9, 3])

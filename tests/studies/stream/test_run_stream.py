@@ -22,6 +22,7 @@ from rich.console import Console
 from scipy import stats
 
 from rankfall._yaml_config import ConfigError
+from rankfall.reporting.stream_page import stream_figure
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.evaluate import evaluate_run
@@ -34,9 +35,10 @@ from reporting.test_report import Page, check_pictures
 from support.command_line import run as command
 from support.forks import DEADLINE
 from support.interrupted import train
+from support.logs import write_log
 from support.sealing import edit_manifest
 from support.streams import run_outcome, stream_content, stream_outcome, streamed
-from support.week_log import WEEK, add_day, drop_day, log_of
+from support.week_log import WEEK, add_day, day_of, drop_day, log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from rankfall.studies.stream.stream_config import StreamRun
     from rankfall.training.run_directory import Step
     from support.forks import Fork, Forks
+    from support.logs import Columns
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +218,43 @@ def test_the_page_the_picture_and_the_tables_say_the_same(out: Path, capsys: pyt
     assert {path.name for path in out.glob("stream.*")} >= {"stream.png", "stream.svg"}
     assert command("report", str(out), "--out", str(out / "again.html")) == 0
     assert (out / "again.html").read_text() == (out / "report.html").read_text()
+
+
+def shortened(columns: Columns, items: int) -> Columns:
+    """Return a day whose lists have lost their random negatives and the items of the first stage."""
+    kept = [[place for place, depth in enumerate(one) if depth > 0][:items] for one in columns["depth"]]
+    return {
+        name: [[one[place] for place in places] for one, places in zip(values, kept, strict=True)]
+        if name.startswith(("item", "feedback")) or name in ("depth", "rank", "relevance", "grade")
+        else values
+        for name, values in columns.items()
+    }
+
+
+def test_a_shorter_list_is_no_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last day has five items per list instead of eleven, so that chance alone raises recall."""
+    days = {WEEK[number]: day_of(number) for number in range(3)}
+    days[WEEK[2]] = shortened(days[WEEK[2]], items=5)
+    log = write_log(tmp_path / "log", days).path
+    (tmp_path / "stream.yaml").write_text(yaml.safe_dump(one_method(log), sort_keys=False))
+    assert command("stream", str(tmp_path / "stream.yaml"), "--out", str(tmp_path / "out")) == 0
+    printed, warned = capsys.readouterr()
+    result = StreamResult.load(tmp_path / "out/stream.json")
+    assert [(entry.mean_length, entry.mean_relevant) for entry in result.days] == [(11, 2), (5, 2)]
+    levels = [f"{entry.methods[0].metrics['joint_recall'].chance:.3f}" for entry in result.days]
+    assert float(levels[1]) > 1.5 * float(levels[0])
+    (warning,) = [text for text in result.warnings if "the task changed" in text]
+    assert f"a list has 11.0 items on {WEEK[1]} and 5.0 on {WEEK[2]} (chance {' and '.join(levels)})" in warning
+    assert warning in " ".join((printed + warned).split())
+    first, last = (level.removeprefix("0") for level in levels)
+    assert re.search(rf"^chance +\S+ +{first} +{last}\s*$", printed, re.MULTILINE)  # below the curves of the methods
+    assert warning in (tmp_path / "out/stream.md").read_text()
+    assert warning[1:] in Page(tmp_path / "out/report.html").words
+    assert "chance" in [row["series"] for row in stream_figure(result).rows]
+
+
+def test_equal_lists_are_one_task(out: Path) -> None:
+    assert not any("the task changed" in text for text in StreamResult.load(out / "stream.json").warnings)
 
 
 def test_days_on_which_nothing_can_be_measured(out: Path) -> None:

@@ -110,7 +110,8 @@ def _options(share: float | None, scratch: Path) -> list[str]:
     options = ["--deadline", str(DEADLINE)]
     if share is None:
         return options
-    return [*options, "--samples", str(scratch / f"samples-{share:g}"), "--sample-share", str(share)]
+    records = ["--samples", str(scratch / f"samples-{share:g}"), "--sample-share", str(share)]
+    return [*options, *records, "--time-window", "0"]  # examples are of the days of the log
 
 
 def _name(share: float | None) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import typer
 from rich.table import Table
-
-from rankfall.commands.terminal import print_error, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -16,36 +12,6 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.claims import Claim
 
 T = TypeVar("T")
-
-
-class _Trial(Protocol):
-    """A dataclass with what was found, and the violated requirements as sentences."""
-
-    @property
-    def problems(self) -> list[str]: ...
-
-
-Trial = TypeVar("Trial", bound=_Trial)
-
-
-def print_trial(what: str, report: Trial, show: Callable[[Trial], None], *, as_json: bool) -> None:
-    """Print the report of a trial, then its problems on standard error; exit with code 1 if there are any.
-
-    Args:
-        what: Name of the trial in JSON.
-        report: The report, a dataclass.
-        show: Prints its tables.
-        as_json: Print JSON instead.
-    """
-    if as_json:
-        content: Any = report
-        print_json({"what": what, **asdict(content)})
-    else:
-        show(report)
-    for problem in report.problems:
-        print_error(problem)
-    if report.problems:
-        raise typer.Exit(1)
 
 
 def line_table(lines: Mapping[str, str]) -> Table:

@@ -19,7 +19,8 @@ from rankfall.commands.bench.bench_options import (
     need_serving,
     serving_bundles,
 )
-from rankfall.commands.bench.bench_tables import format_time, line_table, print_trial, setting_table
+from rankfall.commands.bench.bench_tables import format_time, line_table, setting_table
+from rankfall.commands.bench.trial_output import print_trial
 from rankfall.commands.options import MAX_SECONDS, AsJson, finite
 from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress
 

@@ -58,8 +58,13 @@ def report_check(check: DataCheck, *, as_json: bool) -> None:
         print_result(f"{check.rows:,} rows, no problem found")
     if not as_json:
         print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
+        if columns := ", ".join(check.without_numbers):
+            print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
         if check.can_be_skipped:
-            print_message(f"--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others")
+            otherwise = "otherwise, " if columns else ""
+            print_message(
+                f"{otherwise}--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others"
+            )
     if check.errors:
         raise typer.Exit(1)
 

@@ -17,6 +17,7 @@ from rankfall.commands.options import (
     SampleSeed,
     existing_source,
     opened_engine,
+    table_option,
 )
 from rankfall.commands.prepare.problems import (
     Check,
@@ -44,19 +45,15 @@ EXAMPLES = examples(
 )
 
 
-def _table_option(help: str) -> Any:
-    return typer.Option(parser=existing_source, metavar="PATH", help=help, show_default=False)
-
-
 def rows(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="SRC",
             parser=existing_source,
-            help="Files (.csv, .csv.gz, .parquet, .feather, .arrow, .ipc), directories of them or Delta tables, with "
-            "one row per request and item; also s3://, gs:// and file:// URLs. The result does not depend on how the "
-            "log is split into files.",
+            help="Files (.csv, .jsonl, .ndjson, these also with .gz, .parquet, .feather, .arrow, .ipc), directories of "
+            "them or Delta tables, with one row per request and item; also s3://, gs:// and file:// URLs. The result "
+            "does not depend on how the log is split into files.",
             show_default="the source of the spec",
         ),
     ] = None,
@@ -69,10 +66,10 @@ def rows(
         ),
     ] = None,
     out: OutUnlessChecked = None,
-    items: Annotated[str | None, _table_option("A table with features of items.")] = None,
-    users: Annotated[str | None, _table_option("A table with features of users.")] = None,
+    items: Annotated[str | None, table_option("A table with features of items.")] = None,
+    users: Annotated[str | None, table_option("A table with features of users.")] = None,
     requests: Annotated[
-        str | None, _table_option("A table with times, users, context and sequences of requests.")
+        str | None, table_option("A table with times, users, context and sequences of requests.")
     ] = None,
     seed: SampleSeed = 0,
     fit_days: Annotated[
@@ -81,7 +78,7 @@ def rows(
             min=1,
             max=MAX_NUMBER,
             help="Number of first days that vocabularies, scalings and buckets are fitted to.",
-            show_default="all but the last",
+            show_default="all but the last two, at least one",
         ),
     ] = None,
     append: Annotated[
@@ -107,7 +104,7 @@ def rows(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Prepare your own full-stage log: one row per request and item, in CSV, Parquet or Arrow files.
+    """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
     order of its rows. The first error in a log is reported with the file, row or request; --check lists all of them.
@@ -117,7 +114,7 @@ def rows(
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import load_spec
-    from rankfall.data.sources.rows.append_rows import append_rows
+    from rankfall.data.sources.rows.append_rows import append_rows, check_tables
     from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
 
     _check_options(spec, append, reopen, {"--out": out, "--fit-days": fit_days, "--seed": seed, "--force": force})
@@ -128,8 +125,10 @@ def rows(
         description = ImpressionLog.load(append).spec
     if not sources and description.source is None:
         raise typer.BadParameter("Missing argument 'SRC...', and the spec names no source")
-    tables: dict[str, Any] = {"items": items, "users": users, "requests": requests}
+    tables: dict[Any, Any] = {"items": items, "users": users, "requests": requests}
     if check:
+        if append is not None:
+            check_tables(ImpressionLog.load(append), tables)
         with opened_engine(engine) as opened, steps() as on_progress:
             found = check_rows(sources or [], description, **tables, engine=opened, on_progress=on_progress)
         report_check(found, as_json=as_json)

@@ -1,9 +1,9 @@
 """Append days to an impression log while other processes read it.
 
-A day is written under a hidden name and renamed in one step when it is on disk. The item table is replaced before that
-and the manifest of the log after it, one step each. A reader therefore finds a day completely or not at all, and always
-finds the items of every day. The manifest announces the checksums of the next item table, and of a day that is written
-again, before they are replaced.
+A day is written under a hidden name and renamed in one step when it is on disk. The versions of items and then the item
+table are replaced before that and the manifest of the log after it, one step each. A reader therefore finds a day
+completely or not at all, and always finds the items of every day. The manifest announces the checksums of the next item
+table and versions, and of a day that is written again, before they are replaced.
 
 Vocabularies may grow at their ends. Readers with an older manifest use the values that it knows. While vocabularies are
 replaced, the manifest has a key `growing`, and days that it does not list are not complete: their ids may be new.
@@ -21,7 +21,7 @@ from rankfall._manifest import MANIFEST
 from rankfall._seal import SEAL, write_manifest
 from rankfall.data.impressions.log import GROWING, NEXT, REOPENED, ImpressionLog, open_day
 from rankfall.data.impressions.log_writer import LogWriter, write_items, write_vocabularies
-from rankfall.data.impressions.schema import ITEMS, VOCABULARIES, check_schema
+from rankfall.data.impressions.schema import ITEMS, VERSIONS, VOCABULARIES, check_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,6 +71,7 @@ class LogAppender:
         about: Mapping[str, Any],
         encoding: Encoding | None = None,
         extra: Mapping[str, Any] = MappingProxyType({}),
+        versions: pa.Table | None = None,
     ) -> None:
         """Make the new days visible to readers.
 
@@ -79,13 +80,14 @@ class LogAppender:
             about: The new provenance of the log.
             encoding: The encoding of the last day, if vocabularies may have grown.
             extra: Further entries of the manifest.
+            versions: The versions of items that changed.
         """
         if self._writer is None:
             raise ValueError("there are no impressions to write")
         days, path = self._writer.close(), self.log.path
         vocabularies = {} if encoding is None else write_vocabularies(self.directory, encoding.arrays)
         grown = {table: found for table, found in vocabularies.items() if found != checksum(self._vocabulary(table))}
-        written = write_items(path, items, lambda entry: self._announce(entry, days, grown))
+        written = write_items(path, items, versions, lambda entry: self._announce(entry, days, grown))
         for table in grown:
             _replace(self.directory / VOCABULARIES / f"{table}.arrow", self._vocabulary(table))
         for name in days:
@@ -106,6 +108,10 @@ class LogAppender:
         """Name the checksums of what will be replaced in the manifest, so that readers accept both in the meantime."""
         manifest = {key: value for key, value in self.log.manifest.items() if key != GROWING}
         now = manifest["items"] | {"sha256": checksum(self.log.path / ITEMS), NEXT: items["sha256"]}
+        if "versions" in items:
+            file = self.log.path / VERSIONS
+            present = {"sha256": checksum(file)} if file.is_file() else {}
+            now["versions"] = {**now.get("versions", {}), **present, NEXT: items["versions"]["sha256"]}
         reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
         both = {table: [checksum(self._vocabulary(table)), found] for table, found in grown.items()}
         growing = {GROWING: both} if both else {}

@@ -21,14 +21,28 @@ class EventHistory:
 
     Args:
         max_length: The largest number of events of a request.
-        columns: The columns of events that a sequence contains. Events also have `user`, `time` (whole numbers) and
-            `order`, which orders events of the same time.
-        events: The events of earlier portions that are still needed, as :attr:`events` returned them.
+        columns: The columns of events that a sequence contains. Events also have `user`, `time` and `order` (whole
+            numbers), which orders events of the same time.
+        ties: Columns that order events of the same time and `order`. They are forgotten as soon as no other event can
+            have this time, because ids need much memory.
+        events: The events of earlier portions that are still needed, as :attr:`events` returned them. They may lack
+            `ties`, as in logs of earlier releases.
     """
 
-    def __init__(self, max_length: int, columns: Sequence[str], events: pl.DataFrame | None = None) -> None:
+    def __init__(
+        self,
+        max_length: int,
+        columns: Sequence[str],
+        events: pl.DataFrame | None = None,
+        ties: Sequence[str] = (),
+    ) -> None:
         self.max_length = max_length
         self.columns = list(columns)
+        self._ties = list(ties)
+        self._keys = ["user", "time", "order", *ties]
+        if events is not None and any(name not in events.columns for name in ties):
+            numbered = events.sort("user", "time", "order").with_columns(_numbers())
+            events = numbered.select("user", "time", "order", *(pl.lit(None).alias(name) for name in ties), *columns)
         self._events = events
 
     @property
@@ -36,9 +50,9 @@ class EventHistory:
         """The events that later portions may need, in a form that does not depend on the portions; None before any."""
         if self._events is None:
             return None
-        known = self._events.sort("user", "time", "order")
+        known = self._events.sort(self._keys)
         last = known["time"].max()  # no later request is before this time
-        return self._still_needed(known, last if isinstance(last, int) else 0).sort("user", "time", "order")
+        return self._still_needed(known, last if isinstance(last, int) else 0).sort(self._keys)
 
     def advance(self, users: pl.Series, times: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
         """Return the last events strictly before each request of a portion.
@@ -51,11 +65,11 @@ class EventHistory:
         Returns:
             One row per request; each of `columns` is a column of lists, oldest event first.
         """
-        known = events.select("user", "time", "order", *self.columns).filter(pl.col("user").is_not_null())
+        known = events.select(*self._keys, *self.columns).filter(pl.col("user").is_not_null())
         if self._events is not None:
             # a portion without any user may have a column of nulls
             known = pl.concat([self._events, known], how="vertical_relaxed")
-        known = known.sort("user", "time", "order")
+        known = known.sort(self._keys)
         starts, stops = _spans_before(known, users, times)
         starts = np.maximum(starts, stops - self.max_length)
         self._events = self._still_needed(known, int(times.to_numpy().max(initial=0)))
@@ -64,7 +78,16 @@ class EventHistory:
     def _still_needed(self, known: pl.DataFrame, last: int) -> pl.DataFrame:
         """Return the events that requests from the time `last` on may need."""
         earlier = known.filter(pl.col("time") < last).group_by("user", maintain_order=True).tail(self.max_length)
-        return pl.concat([earlier.select(known.columns), known.filter(pl.col("time") >= last)])
+        earlier = earlier.select(known.columns)
+        if self._ties:
+            forgotten = [pl.lit(None, known.schema[name]).alias(name) for name in self._ties]
+            earlier = earlier.with_columns(_numbers(), *forgotten)
+        return pl.concat([earlier, known.filter(pl.col("time") >= last)])
+
+
+def _numbers() -> pl.Expr:
+    """Return numbers that keep the order of events."""
+    return pl.int_range(pl.len(), dtype=pl.Int64).alias("order")
 
 
 def _spans_before(

@@ -1,20 +1,31 @@
-"""The item table of a log: every item once, with its features as a model receives them."""
+"""The item table of a log: every item once, with its newest features as a model receives them, and earlier versions.
+
+Requests of a day see the features that an item had before the day, as an export of the evening before would have them.
+An item that is new on the day has the features of its first row. No value therefore depends on what happens on the day
+or later, nor on whether an item is logged on the day.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.impressions.schema import item_schema
+from rankfall.data.impressions.schema import UNTIL, item_schema
 from rankfall.data.impressions.spec import column_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.encoding import Encoding
+
+FEATURE = "item."  # prefix of the columns of item features
+_DAYS = b"days"  # key of the names of days in the metadata of versions
 
 
 def item_table(items: pl.DataFrame, encoding: Encoding) -> pa.Table:
@@ -44,19 +55,30 @@ def item_table(items: pl.DataFrame, encoding: Encoding) -> pa.Table:
 
 
 class GrowingItems:
-    """The item table of a log that grows day by day.
+    """The item table of a log that grows day by day, and the versions of items that changed.
 
-    Items keep the features of their last occurrence. If the ids of a log are not int32, a new item gets the next free
-    number, so that the numbers of earlier days stay valid; new items of one day are numbered in the order of their ids.
+    The table has the features of the last occurrence of items. If the ids of a log are not int32, a new item gets the
+    next free number, so that the numbers of earlier days stay valid; new items of one day are numbered in the order of
+    their ids.
 
     Args:
         numbered: Whether items have numbers of their own, because the ids of the log are not int32.
-        table: The items of the days so far, as :meth:`table` returned them.
+        table: The items of the days so far, as :attr:`table` returned them.
+        versions: Earlier versions, as :attr:`versions` returned them.
+        days: The names of the days so far, if there are no versions, which have them.
     """
 
-    def __init__(self, *, numbered: bool, table: pa.Table | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        numbered: bool,
+        table: pa.Table | None = None,
+        versions: pa.Table | None = None,
+        days: Sequence[str] = (),
+    ) -> None:
         self.numbered = numbered
-        self._table = table
+        self._table, self._versions = table, versions
+        self._days = list(days) if versions is None else version_days(versions)
 
     @property
     def table(self) -> pa.Table:
@@ -64,21 +86,84 @@ class GrowingItems:
         assert self._table is not None, "no day was added"
         return self._table
 
-    def add_day(self, items: pl.DataFrame, encoding: Encoding) -> None:
+    @property
+    def versions(self) -> pa.Table | None:
+        """The versions that were replaced, sorted by item and day; None if no item ever changed."""
+        if self._versions is None:
+            return None
+        return self._versions.replace_schema_metadata({_DAYS: json.dumps(self._days)})
+
+    def on_newest_day(self) -> pa.Table:
+        """Return the table of all items so far, with the features that requests of the newest day see."""
+        return items_on(self.table, self.versions, self._days[-1])
+
+    def add_day(self, day: str, last: pa.Table, first: pa.Table, column: str) -> None:
         """Add the items of the next day.
 
         Args:
-            items: The raw columns of the items, one row per item.
-            encoding: The encoding of that day.
+            day: The name of the day.
+            last: The items with the features of their last row of the day, as :func:`item_table` returns them.
+            first: The same items with the features of their first row of the day.
+            column: The column of item ids in the log.
 
         Raises:
-            BadValueError: The encoding does not accept a value; its position is that of the items sorted by id.
             ValueError: The log has no numbers of items, and an id is not int32.
         """
-        found = item_table(items, encoding)
-        if ("id" in found.column_names) != self.numbered:
-            found = self._in_form(found, encoding.spec.item)
-        self._table = found if self._table is None else self._merged(self._table, found)
+        if ("id" in last.column_names) != self.numbered:
+            last = self._in_form(last, column)
+        known = last[:0] if self._table is None else self._table
+        key = "id" if self.numbered else "item"
+        places = pl.DataFrame({key: pl.from_arrow(known[key])}).with_row_index("place")
+        found = pl.DataFrame({key: pl.from_arrow(last[key])}).join(places, on=key, how="left", maintain_order="left")
+        is_new = found["place"].is_null().to_numpy()
+        place = found["place"].drop_nulls().to_numpy()
+        self._add_versions(len(self._days), known, place, last, first, is_new)
+        self._days.append(day)
+        if self._table is None:
+            self._table = last
+            return
+        rows = np.arange(len(known))
+        rows[place] = len(known) + np.flatnonzero(~is_new)
+        rows = np.concatenate([rows, len(known) + np.flatnonzero(is_new)])
+        merged = pa.concat_tables([known, last.cast(known.schema)]).take(pa.array(rows)).combine_chunks()
+        if self.numbered:
+            numbers = pa.array(np.arange(len(merged), dtype=np.int32))
+            self._table = merged.set_column(0, known.schema.field("item"), numbers)
+        else:
+            self._table = merged.sort_by("item").combine_chunks()
+
+    def _add_versions(
+        self,
+        day: int,
+        known: pa.Table,
+        place: NDArray[np.uint32],
+        last: pa.Table,
+        first: pa.Table,
+        is_new: NDArray[np.bool_],
+    ) -> None:
+        """Keep the features that requests of the day see, of items that have others after the day."""
+        features = [name for name in last.column_names if name.startswith(FEATURE)]
+        new = np.flatnonzero(is_new)
+        numbers = len(known) + np.arange(len(new)) if self.numbered else last["item"].to_numpy()[new]
+        before = {
+            name: pa.concat_arrays([*known[name].take(pa.array(place)).chunks, *first[name].take(pa.array(new)).chunks])
+            for name in features
+        }
+        before["item"] = pa.array(np.concatenate([known["item"].to_numpy()[place], numbers]), pa.int32())
+        after = np.concatenate([np.flatnonzero(~is_new), new])
+        changed = np.zeros(len(after), bool)
+        for name in features:
+            changed |= differ(from_arrow(pa.chunked_array([before[name]])), from_arrow(last[name])[after])
+        if not changed.any():
+            return
+        before[UNTIL] = pa.array(np.full(len(after), day, np.int32))
+        names = [UNTIL, "item", *features]
+        kinds = [pa.field(name, before[name].type, nullable=False) for name in names]
+        found = pa.table([before[name] for name in names], schema=pa.schema(kinds)).filter(pa.array(changed))
+        old = [] if self._versions is None else [self._versions.replace_schema_metadata()]
+        both = pa.concat_tables([*old, found])
+        order = np.lexsort((both[UNTIL].to_numpy(), both["item"].to_numpy()))
+        self._versions = both.take(pa.array(order)).combine_chunks()
 
     def _in_form(self, found: pa.Table, column: str) -> pa.Table:
         """Give the items of a day the form of the log, which was decided on the ids of all its first days."""
@@ -94,18 +179,57 @@ class GrowingItems:
             1, pa.field("id", pa.int64(), nullable=False), ids
         )
 
-    def _merged(self, known: pa.Table, found: pa.Table) -> pa.Table:
-        key = "id" if self.numbered else "item"
-        places = pl.DataFrame({key: pl.from_arrow(known[key])}).with_row_index("place")
-        place = pl.DataFrame({key: pl.from_arrow(found[key])}).join(places, on=key, how="left", maintain_order="left")
-        is_new = place["place"].is_null().to_numpy()
-        rows = np.arange(len(known))
-        rows[place["place"].drop_nulls().to_numpy()] = len(known) + np.flatnonzero(~is_new)
-        rows = np.concatenate([rows, len(known) + np.flatnonzero(is_new)])
-        merged = pa.concat_tables([known, found.cast(known.schema)]).take(pa.array(rows)).combine_chunks()
-        if self.numbered:
-            return merged.set_column(0, known.schema.field("item"), pa.array(np.arange(len(merged), dtype=np.int32)))
-        return merged.sort_by("item").combine_chunks()
+
+def version_days(versions: pa.Table) -> list[str]:
+    """Return the names of the days of a log, to which the column `until` of its versions refers."""
+    days: list[str] = json.loads(versions.schema.metadata[_DAYS])
+    return days
+
+
+def version_rows(items: NDArray[np.int32], versions: pa.Table, day: str) -> NDArray[np.int32]:
+    """Return where the features are that requests of a day see.
+
+    Args:
+        items: The items of the item table, sorted.
+        versions: The versions of items that changed, sorted by item and day.
+        day: The name of the day. Days that the versions do not know are later than all others.
+
+    Returns:
+        For each item a row of the item table followed by the versions.
+    """
+    days = version_days(versions)
+    rows = np.arange(len(items), dtype=np.int32)
+    valid = np.flatnonzero(versions[UNTIL].to_numpy() >= (days.index(day) if day in days else len(days)))
+    valid = valid[np.diff(versions["item"].to_numpy()[valid], prepend=-1) > 0]  # the first version of each item
+    places, known = find_items(items, versions["item"].to_numpy()[valid])  # versions may be newer than the table
+    rows[places[known]] = len(items) + valid[known]
+    return rows
+
+
+def find_items(items: NDArray[np.int32], wanted: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the places of items among sorted ones, and whether they are there."""
+    if items[-1] == len(items) - 1:  # sorted, different and from 0 on, so the number of an item is its place
+        return np.clip(wanted, 0, len(items) - 1), wanted.view(np.uint32) < len(items)
+    places = np.minimum(np.searchsorted(items, wanted), len(items) - 1)
+    return places, items[places] == wanted
+
+
+def items_on(table: pa.Table, versions: pa.Table | None, day: str) -> pa.Table:
+    """Return the item table with the features that requests of a day see."""
+    if versions is None:
+        return table
+    rows = pa.array(version_rows(table["item"].to_numpy(), versions, day))
+    for place, field in enumerate(table.schema):
+        if field.name.startswith(FEATURE):
+            both = pa.chunked_array([*table[field.name].chunks, *versions[field.name].chunks])
+            table = table.set_column(place, field, both.take(rows))
+    return table.combine_chunks()
+
+
+def differ(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values of two arrays (n,) or (n, size) differ."""
+    differs: NDArray[np.bool_] = np.not_equal(one, other)
+    return np.asarray(differs.any(axis=1)) if differs.ndim > 1 else differs
 
 
 def item_numbers(raw: pl.Series) -> NDArray[np.int32] | None:

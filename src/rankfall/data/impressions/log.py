@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from rankfall import _manifest
 from rankfall._argument_types import checked
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
 from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, VOCABULARIES
+from rankfall.data.impressions.items import items_on
+from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, VERSIONS, VOCABULARIES
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 from rankfall.encoding import FIRST_KNOWN
 
@@ -34,6 +35,7 @@ REOPENED = "reopened"  # key of the checksums of days that are being replaced
 GROWTH = "growth"  # key of the numbers of new values of vocabularies, by day and embedding table
 GROWING = "growing"  # key of the checksums of vocabularies that are being replaced
 NEXT = "next"  # key of the checksum of the item table that is being written, in the entry of the item table
+PER_REQUEST = "per_request"  # key of the item features that depend on the request, in the provenance
 REMEDY = "prepare the log again, or restore the file from a copy"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -115,7 +117,7 @@ class ImpressionLog:
     def checksum(self) -> str:
         """Checksum of everything a model may read; it does not depend on the path or the provenance of the log."""
         content = {key: self.manifest[key] for key in ("days", "items", "vocabularies", "stages", "features")}
-        content["items"] = {key: value for key, value in content["items"].items() if key != NEXT}
+        content["items"] = _without_next(content["items"])
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def verify(self) -> None:
@@ -125,16 +127,43 @@ class ImpressionLog:
             ValueError: If a file is missing or has changed.
         """
         self._check_items(compare_file)
+        if "sha256" in self.manifest["items"].get("versions", {}):
+            self._check_versions(compare_file)
         for table in self.manifest[VOCABULARIES]:
             self._check_vocabulary(table, compare_file)
         for day in self.days.values():
             compare_file(day.file, day.manifest["sha256"], remedy=REMEDY)
 
     def items(self) -> pa.Table:
-        """Map the item table into memory; it is sorted by `item`."""
+        """Map the item table into memory; it is sorted by `item` and has the newest features of each item."""
         if self.verifies:
             self._check_items(check_file)
         return map_table(self.path / ITEMS)
+
+    def item_versions(self) -> pa.Table | None:
+        """Map the earlier versions of items into memory; None if the features of no item changed.
+
+        Read it after :meth:`items`: if the log grows, newer versions fit an older item table, but not the reverse.
+        """
+        entry = read_manifest(self.path)["items"].get("versions")
+        if entry is None or ("sha256" not in entry and not (self.path / VERSIONS).is_file()):  # announced only
+            return None
+        if self.verifies:
+            self._check_versions(check_file)
+        return map_table(self.path / VERSIONS)
+
+    def items_on(self, day: str) -> pa.Table:
+        """Return the item table with the features that requests of a day see: those before the day."""
+        table = self.items()
+        return items_on(table, self.item_versions(), day)
+
+    @property
+    def per_request(self) -> list[str]:
+        """The item features that depend on the request, such as ``item.distance``; no other request may use them."""
+        about = self.manifest["about"]
+        if about.get("item_features") == "per request":
+            return [f"item.{feature.name}" for feature in self.features.of("item")]
+        return list(about.get(PER_REQUEST, ()))
 
     @checked
     def vocabulary(self, table: str) -> pa.Array:
@@ -152,6 +181,10 @@ class ImpressionLog:
 
     def _check_items(self, check: Callable[..., None]) -> None:
         self._check_current(self.path / ITEMS, lambda manifest: _checksums(manifest["items"]), check)
+
+    def _check_versions(self, check: Callable[..., None]) -> None:
+        file = self.path / VERSIONS
+        self._check_current(file, lambda manifest: _checksums(manifest["items"].get("versions", {})), check)
 
     def _check_vocabulary(self, table: str, check: Callable[..., None]) -> None:
         def checksums(manifest: Mapping[str, Any]) -> list[str]:
@@ -261,7 +294,7 @@ def open_day(path: Path, name: str, *, verify: bool = True, sealed: bool = False
         ValueError: If the manifest is not readable or has changed, or the file is truncated.
     """
     try:
-        manifest = parse_json((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json_file(path / MANIFEST)
         expected, _ = manifest["bytes"], manifest["sha256"]
     except (OSError, ValueError, LookupError, TypeError):
         raise ValueError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
@@ -300,6 +333,12 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
 def limits_of(manifest: Mapping[str, Any], features: Features) -> dict[str, int]:
     """Return the present sizes of tables that are growing: files may have newer ids than the manifest."""
     return {table: rows for table, rows in features.tables.items() if table in manifest.get(GROWING, {})}
+
+
+def _without_next(items: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of the item table without what is announced."""
+    found = {key: _without_next(value) if key == "versions" else value for key, value in items.items() if key != NEXT}
+    return {key: value for key, value in found.items() if value != {}}
 
 
 def _checksums(items: dict[str, Any]) -> list[str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rankfall.data.impressions.log import PER_REQUEST
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 WORTH_A_WARNING = 0.01  # share of ids never seen
+WITHOUT_THEM = "leave them out of the models (`only`), or make them features of the context"
 
 
 def log_warnings(about: Mapping[str, Any]) -> list[str]:
@@ -28,6 +31,18 @@ def share(count: int, of: int) -> str:
     return f"{count:,} ({count / of:.2%})" if count else "0"
 
 
+def depends_on_request(features: Sequence[str]) -> str:
+    """Return the statement that item features depend on the request.
+
+    >>> depends_on_request(["item.distance"]), depends_on_request(["item.a", "item.b", "item.c", "item.d"])
+    ('item.distance depends on the request', 'item.a, item.b and 2 others depend on the request')
+    """
+    if len(features) == 1:
+        return f"{features[0]} depends on the request"
+    shown = ", ".join(features) if len(features) < 4 else f"{', '.join(features[:2])} and {len(features) - 2} others"
+    return f"{shown} depend on the request"
+
+
 def _count_warnings(counts: Mapping[str, Any]) -> Iterator[str]:
     requests = counts["requests"]
     for name, unseen in counts["unseen"].items():
@@ -44,6 +59,8 @@ def _count_warnings(counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _source_warnings(about: Mapping[str, Any]) -> Iterator[str]:
+    if features := about.get(PER_REQUEST):
+        yield f"{depends_on_request(features)}: lists cannot be extended by other items (data.negatives, data.length)"
     for source in about["sources"]:
         if source["rows"] == 0:
             yield f"{source['path']} has no rows"

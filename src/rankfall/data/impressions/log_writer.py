@@ -21,6 +21,7 @@ from rankfall.data.impressions.schema import (
     IMPRESSIONS,
     ITEMS,
     VERSION,
+    VERSIONS,
     VOCABULARIES,
     check_no_nulls,
 )
@@ -75,6 +76,7 @@ class LogWriter:
         vocabularies: Mapping[str, pa.Array],
         about: Mapping[str, Any],
         extra: Mapping[str, Any] = MappingProxyType({}),
+        versions: pa.Table | None = None,
     ) -> None:
         """Close the last day and write the files of the whole log, its manifest last.
 
@@ -83,6 +85,7 @@ class LogWriter:
             vocabularies: The values of each embedding table with a vocabulary, in the order of their ids.
             about: The provenance of the log, which is stored in the manifest.
             extra: Further entries of the manifest.
+            versions: The versions of items that changed.
 
         Raises:
             ValueError: If no impression was written.
@@ -96,7 +99,7 @@ class LogWriter:
             "rankfall": installed_version("rankfall"),
             "days": {name: day["sha256"] for name, day in days.items()},
             "impressions": sum(day["impressions"] for day in days.values()),
-            "items": write_items(self.directory, items),
+            "items": write_items(self.directory, items, versions),
             VOCABULARIES: write_vocabularies(self.directory, vocabularies),
             "stages": self.spec.stage_names,
             "features": self.features.to_json(),
@@ -180,19 +183,31 @@ def _compact(block: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def write_items(
-    directory: Path, items: pa.Table, before: Callable[[Mapping[str, Any]], object] = lambda entry: None
+    directory: Path,
+    items: pa.Table,
+    versions: pa.Table | None = None,
+    before: Callable[[Mapping[str, Any]], object] = lambda entry: None,
 ) -> dict[str, Any]:
-    """Write the item table, replacing an existing one atomically, and return its entry in the manifest.
+    """Write the item table and its versions, replacing existing ones atomically; return their entry in the manifest.
+
+    The versions are replaced first: with them, the old table and the new one have the same features on earlier days.
 
     Args:
         directory: The directory of the log.
         items: The item table.
-        before: Called with the entry before the table gets its name.
+        versions: The versions of items that changed.
+        before: Called with the entry before the tables get their names.
     """
     with new_content(directory / ITEMS) as temporary:
         write_table(temporary, items.combine_chunks())
-        entry = {"count": len(items), "sha256": checksum(temporary)}
-        before(entry)
+        entry: dict[str, Any] = {"count": len(items), "sha256": checksum(temporary)}
+        if versions is None:
+            before(entry)
+            return entry
+        with new_content(directory / VERSIONS) as other:
+            write_table(other, versions.combine_chunks())
+            entry["versions"] = {"count": len(versions), "sha256": checksum(other)}
+            before(entry)
     return entry
 
 

@@ -3,7 +3,8 @@
 A directory has one part per day, and a part has one row per impression::
 
     DIR/manifest.json                       spec, stages, features, provenance
-    DIR/items.arrow                         every item of the log with its features
+    DIR/items.arrow                         every item of the log with its newest features
+    DIR/item_versions.arrow                 earlier features of items that changed, if there are any
     DIR/vocabularies/TABLE.arrow            the values of an embedding table; the first one has id 2
     DIR/days/2024-01-13/impressions.arrow   Arrow IPC, uncompressed, in blocks of 4,096 impressions
     DIR/days/2024-01-13/manifest.json       counts and checksum of the day; a day with a manifest is complete
@@ -52,6 +53,8 @@ VERSION = 1
 BLOCK = 4096  # impressions per record batch
 IMPRESSIONS = "impressions.arrow"  # the file of a day
 ITEMS = "items.arrow"  # the item table of a log
+VERSIONS = "item_versions.arrow"  # earlier rows of the item table
+UNTIL = "until"  # the column with the index of the last day whose requests see a version
 VOCABULARIES = "vocabularies"  # the directory of the vocabularies of a log, and their key in its manifest
 DAY_SEAL = "seal"  # key of the seal in the manifest of a day, whose key "sha256" is the checksum of its file
 
@@ -97,6 +100,11 @@ def item_schema(spec: Spec, *, ids: pa.DataType | None = None) -> pa.Schema:
     columns = [("item", _IDS)] + ([("id", ids)] if ids is not None else [])
     columns += [(f"item.{name}", _type_of(feature)) for name, feature in spec.features.item.items()]
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def version_schema(spec: Spec) -> pa.Schema:
+    """Return the columns of earlier versions of items."""
+    return item_schema(spec).insert(0, pa.field(UNTIL, pa.int32(), nullable=False))
 
 
 def _type_of(feature: FeatureConfig) -> pa.DataType:

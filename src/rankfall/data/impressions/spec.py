@@ -49,6 +49,7 @@ from rankfall._yaml_config import KIND, MAX_COUNT, ConfigError, Section, explain
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN
+from rankfall.option_types import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -299,6 +300,21 @@ class Relevant(Section):
         return self
 
 
+class EventRange(Section):
+    """What events of a kind may add to the feedback of an item of one request."""
+
+    least: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, description="The smallest value of an event.")
+    most: float = Field(
+        default=LARGEST, gt=0, le=LARGEST, description="The largest value of an event, and of the sum for an item."
+    )
+
+    @model_validator(mode="after")
+    def _is_range(self) -> Self:
+        if self.least >= self.most:
+            raise ValueError(f"least: found {self.least:g}, expected less than most, {self.most:g}")
+        return self
+
+
 class SequenceConfig(Section):
     """The events of a user before the request, oldest first.
 
@@ -360,6 +376,9 @@ class Spec(Section):
     )
     relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
     feedback: list[str] = Field(default=[], description="Columns with feedback of users, such as clicks or revenue.")
+    events: dict[str, EventRange] = Field(
+        default={}, description="The range of the values of events by feedback, for `rankfall join`; 0 to 1e10."
+    )
     position: str | None = Field(
         default=None,
         description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
@@ -385,6 +404,8 @@ class Spec(Section):
         names = self.stage_names
         _all_different("stages", names)
         _all_different("feedback", self.feedback)
+        for kind in self.events:
+            _one_of("events", kind, [*self.feedback, *filter(None, [self.relevant.column, self.truth])])
         if self.time is None and self.day is None:
             raise ValueError("time: missing; without it the column `day` must name the days of the log")
         flags = [stage.flag for stage in self.stages if stage.flag is not None]
@@ -414,6 +435,10 @@ class Spec(Section):
             _one_of(f"{where}.feedback", sequence.feedback, self.feedback)
             if self.user is None or self.time is None:
                 raise ValueError(f"{where}: sequences of feedback need both `user` and `time`")
+
+    def event_range(self, kind: str) -> EventRange:
+        """Return the range of the values of events of a kind."""
+        return self.events.get(kind, EventRange())
 
     @property
     def stage_names(self) -> list[str]:

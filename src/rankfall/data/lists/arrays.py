@@ -19,45 +19,6 @@ QID = "qid"
 """The column of a data frame that has the query of each row and is never a feature, as in XGBoost."""
 
 
-def column_names(table: Any) -> list[str] | None:
-    """Return the names of the feature columns of a data frame, or None for an array."""
-    if not hasattr(table, "columns"):
-        return None
-    return [str(name) for name in table.columns if str(name) != QID]
-
-
-def to_features(table: Any, *, where: str = "X") -> NDArray[np.float32]:
-    """Return features as an array ``(rows, features)``.
-
-    Args:
-        table: NumPy array, torch tensor, pandas or polars data frame, or nested lists.
-        where: Name of the argument for error messages.
-
-    Raises:
-        ValueError: If values are not numbers, are NaN or infinite, or do not have two dimensions.
-    """
-    names = column_names(table)
-    if names is not None:
-        return _columns_to_features(table, names, where)
-    if hasattr(table, "toarray"):
-        raise ValueError(f"{where}: found a sparse matrix, expected a dense one; {where}.toarray() makes it dense")
-    values = to_array(table, where=where)
-    if values.ndim != 2:
-        raise ValueError(f"{where}: found shape {values.shape}, expected (rows, features)")
-    _check_finite(values, where, [str(number) for number in range(values.shape[1])])
-    return _to_float32(values, where)
-
-
-def _columns_to_features(table: Any, names: list[str], where: str) -> NDArray[np.float32]:
-    labels = [label for label in table.columns if str(label) != QID]
-    columns = [to_array(table[label], where=f"{where}, column {str(label)!r}") for label in labels]
-    if not columns:
-        raise ValueError(f"{where}: found no feature column, expected at least one")
-    values = np.column_stack(columns)
-    _check_finite(values, where, names)
-    return _to_float32(values, where)
-
-
 def to_array(values: Any, *, where: str) -> NDArray[Any]:
     """Return an array of numbers of any shape.
 
@@ -79,17 +40,19 @@ def to_array(values: Any, *, where: str) -> NDArray[Any]:
     raise ValueError(f"{where}: found {array.dtype}, expected numbers")
 
 
-def _check_finite(values: NDArray[Any], where: str, names: Sequence[str]) -> None:
+def check_finite(values: NDArray[Any], where: str, names: Sequence[str]) -> None:
+    """Raise an error that names the first row and column with NaN or an infinite number."""
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise ValueError(
             f"{where}: found {values[row, column]} in row {row}, column {names[column]!r} ({int(bad.sum()):,} in all), "
-            "expected finite numbers; replace missing values first"
+            "expected finite numbers"
         )
 
 
-def _to_float32(values: NDArray[Any], where: str) -> NDArray[np.float32]:
+def to_float32(values: NDArray[Any], where: str) -> NDArray[np.float32]:
+    """Convert numbers. Raises an error for those that float32 cannot represent."""
     with np.errstate(over="ignore"):
         found: NDArray[np.float32] = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(found).all():
@@ -119,7 +82,7 @@ def to_column(values: Any, rows: int, *, where: str) -> NDArray[np.float32]:
         raise ValueError(
             f"{where}: found {array[row]:g} in row {row} ({int(bad.sum()):,} in all), expected finite numbers from 0 on"
         )
-    return _to_float32(array, where)
+    return to_float32(array, where)
 
 
 def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDArray[np.int64], list[str]]:

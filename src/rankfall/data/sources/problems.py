@@ -49,6 +49,9 @@ class Place(Result):
         return text if self.found is None else f"{text}: {self.found}"
 
 
+USE_MISSING = "`missing: indicator`"  # what keeps rows without the number of a feature
+
+
 class Kind(NamedTuple):
     """A kind of problem in a column; findings of the same kind are counted together.
 
@@ -110,6 +113,11 @@ class DataCheck(Tables, Result):
     def errors(self) -> list[Problem]:
         """The problems with which the data cannot be prepared."""
         return [problem for problem in self.problems if problem.level == "error"]
+
+    @property
+    def without_numbers(self) -> list[str]:
+        """The columns of features that lack numbers in some rows, for which dropping rows is not the only remedy."""
+        return [problem.column or "" for problem in self.errors if USE_MISSING in problem.problem]
 
     @property
     def can_be_skipped(self) -> bool:

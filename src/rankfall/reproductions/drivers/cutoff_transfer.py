@@ -17,7 +17,8 @@ from rankfall.reproductions.protocols import (
 )
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet, one_seed_note
+from rankfall.reproductions.task import Report, Sheet, few_seeds_note
+from rankfall.studies.comparison_summary import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +58,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
     summary = {loss: summary_of(loss, cells) for loss in losses}
     return Report(
         sheets=[
-            *(_sheet(loss, cells, list(metrics), claims=len(comparison.seeds) > 1) for loss in losses),
+            *(_sheet(loss, cells, list(metrics), claims=len(comparison.seeds) >= LEAST_SEEDS) for loss in losses),
             _summary_sheet(summary, len(cutoffs)),
         ],
         plots={reproduction.id: _figure(cells, data.name)},
@@ -72,7 +73,7 @@ def run(reproduction: CutoffTransfer, task: Task) -> Report:
         },
         notes=[
             f"The paper, on {reproduction.data_set}: {reproduction.claim}",
-            *one_seed_note(comparison.seeds),
+            *few_seeds_note(comparison.seeds),
             *deviations(reproduction.protocol, task, data),
             *reproduction.notes,
         ],

@@ -16,7 +16,7 @@ from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet, one_seed_note
+from rankfall.reproductions.task import Report, Sheet, few_seeds_note
 from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.training.scoring import score
 from rankfall.training.train_ranker import load_lists, load_run
@@ -61,7 +61,7 @@ def run(reproduction: LengthTransfer, task: Task) -> Report:
             "data": data.summary(),
         },
         notes=[
-            *one_seed_note(comparison.seeds),
+            *few_seeds_note(comparison.seeds),
             *deviations(reproduction.protocol, task, data),
             *reproduction.notes,
         ],

@@ -10,7 +10,8 @@ from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, oracle, run_comparison
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet, one_seed_note
+from rankfall.reproductions.task import Report, Sheet, few_seeds_note
+from rankfall.studies.comparison_summary import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ def _report_beside_published(
     metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
     curve = curves[method]
     best = max(curve, key=lambda point: curve[point].mean, default=None)
-    claims = len(comparison.seeds) > 1
+    claims = len(comparison.seeds) >= LEAST_SEEDS
     measured = {one.name: one.metrics for one in comparison.methods}
     here = {
         name: {
@@ -245,7 +246,7 @@ def _report_of_several(
             "published": None,
             **results,
         },
-        notes=[*one_seed_note(comparison.seeds), *reproduction.notes],
+        notes=[*few_seeds_note(comparison.seeds), *reproduction.notes],
     )
 
 

@@ -10,7 +10,7 @@ from rankfall.reporting.figures import Lines
 from rankfall.reporting.files import write_stream
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_deviations, method_sections, stream_config
 from rankfall.reproductions.published_table import format_value
-from rankfall.reproductions.task import Report, Sheet, one_seed_note
+from rankfall.reproductions.task import Report, Sheet, few_seeds_note
 from rankfall.studies.stream.run_stream import STREAM_CONFIG, stream_methods
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(reproduction: ObjectiveStream, task: Task) -> Report:
             "ahead": ahead(curves, reproduction.leader),
             "data": {**data.summary(), "about": _description(data)},
         },
-        notes=[*one_seed_note(seeds), *cascade_deviations(protocol, data), *reproduction.notes],
+        notes=[*few_seeds_note(seeds), *cascade_deviations(protocol, data), *reproduction.notes],
     )
 
 

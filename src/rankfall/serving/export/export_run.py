@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
+    import pyarrow as pa
 
     from rankfall.cascade import Stage
     from rankfall.serving.export.logged_requests import RequestSample
@@ -136,7 +135,7 @@ def export_trained(
     out: Path,
     *,
     items: Path | None = None,
-    without: NDArray[np.int32] | None = None,
+    known: pa.Table | None = None,
     stage: str | None = None,
     quotas: Mapping[str, int] | None = None,
     recall: float = 0.99,
@@ -147,21 +146,21 @@ def export_trained(
 ) -> Exported:
     """Write a checkpoint as a bundle, with the arguments of :func:`export_run`.
 
-    The items of the log whose numbers are in `without` are left out.
+    `known` has the items of the log with their features, if they are not the newest ones.
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
     if examples < 0:
         raise ValueError(f"examples: found {examples}, expected 0 or more")
     with own_code(trained.config):
-        return _export(trained, out, items, without, stage, quotas or {}, recall, examples, display, force, on_step)
+        return _export(trained, out, items, known, stage, quotas or {}, recall, examples, display, force, on_step)
 
 
 def _export(
     trained: Trained,
     out: Path,
     items: Path | None,
-    without: NDArray[np.int32] | None,
+    known: pa.Table | None,
     stage: str | None,
     quotas: Mapping[str, int],
     recall: float,
@@ -178,7 +177,7 @@ def _export(
     features = described(stages[0]).features
     of_items = [name for name in inputs if name.startswith("item.")]
     of_requests = [name for name in inputs if not name.startswith("item.")]
-    table = load_items(items, log, features, of_items, without=without, display=display)
+    table = load_items(items, log, features, of_items, known=known, display=display)
     on_step("reading impressions", 0, None)
     sample, logged = sample_requests(
         log,
@@ -190,8 +189,7 @@ def _export(
         k=stages[-1].quota,
         relevant=trained.config.relevant,
     )
-    per_request = log.manifest["about"].get("item_features") == "per request"
-    notes += [*table.notes, *check_features(logged, table, per_request=per_request)]
+    notes += [*table.notes, *check_features(logged, table, per_request=log.per_request)]
     encoding = Encoding.of_log(log)
     try:
         rules = request_rules(encoding, features, of_requests)

@@ -64,7 +64,7 @@ def load_items(
     features: Features,
     names: Iterable[str],
     *,
-    without: NDArray[np.int32] | None = None,
+    known: pa.Table | None = None,
     display: Sequence[str] | None = (),
 ) -> ItemTable:
     """Load the items of a prepared log or of a file with their features.
@@ -75,7 +75,7 @@ def load_items(
         log: The log of the training run.
         features: The features of the models.
         names: The features to keep, such as ``item.author``.
-        without: Numbers of items of `log` to leave out.
+        known: The items of `log` with their features, if they are not the newest ones.
         display: Attributes to show to people: raw columns of the file, or features of items, whose values are decoded.
             None chooses a few features.
 
@@ -85,9 +85,7 @@ def load_items(
     """
     wanted = [features.item(name.removeprefix("item.")) for name in names]
     if path is None:
-        source, where = log.items(), log.path / "items.arrow"
-        if without is not None:
-            source = source.filter(pa.array(~np.isin(source["item"].to_numpy(), without)))
+        source, where = log.items() if known is None else known, log.path / "items.arrow"
     elif path.is_dir():
         if not is_log(path):
             raise ValueError(f"items: {path} is neither a prepared log nor a file of items")

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall.data import ImpressionLoader
+from rankfall.data.impressions.items import differ
+from rankfall.data.impressions.repeats import FARTHER, compare_repeats
 from rankfall.encoding import UNSEEN
 from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
 from rankfall.serving.export.item_table import ids_of
@@ -16,7 +18,7 @@ from rankfall.serving.request_encoder import MASK
 from rankfall.training.cascade_metrics import ground_truth, user_feature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -200,13 +202,13 @@ def _limit(values: NDArray[Any], rows: int) -> NDArray[Any]:
     return np.where(unknown, UNSEEN, values).astype(values.dtype)
 
 
-def check_features(logged: LoggedItems, items: ItemTable, *, per_request: bool) -> list[str]:
+def check_features(logged: LoggedItems, items: ItemTable, *, per_request: Collection[str]) -> list[str]:
     """Refuse item features that depend on the request, as a bundle has one value per item.
 
     Args:
         logged: Items of impressions of the log.
         items: The items of the bundle.
-        per_request: Whether the log declares its item features as dependent on the request; then no value may differ.
+        per_request: Features that the log declares as dependent on the request; of them no value may differ.
 
     Returns:
         Notes about features of which the log sometimes has other values than the table.
@@ -218,10 +220,12 @@ def check_features(logged: LoggedItems, items: ItemTable, *, per_request: bool) 
     notes = []
     for name in items.features:
         values = logged.features[name]
-        changed = _differ(values[before], values[after])
-        other = _differ(values[known], items.features[name][logged.rows[known]])
-        is_unsure = per_request and (len(changed) < _MIN_PAIRS or changed.any())
-        if is_unsure or (len(changed) >= _MIN_PAIRS and changed.mean() > CHANGES):
+        changed = differ(values[before], values[after])
+        other = differ(values[known], items.features[name][logged.rows[known]])
+        is_unsure = name in per_request and (len(changed) < _MIN_PAIRS or changed.any())
+        closer, farther = compare_repeats(values[before], values[after], values[(after + 1) % len(values)])
+        is_own = farther <= FARTHER * (closer + farther)  # it may change with time, as counters do
+        if is_unsure or (len(changed) >= _MIN_PAIRS and changed.mean() > CHANGES and not is_own):
             share = f" ({changed.mean():.0%} of the repeated impressions of an item)" if len(changed) else ""
             raise ValueError(
                 f"{name} depends on the request{share}, but a bundle has one value for each item. Leave it out of the "
@@ -230,8 +234,3 @@ def check_features(logged: LoggedItems, items: ItemTable, *, per_request: bool) 
         if other.any():
             notes.append(f"{name}: {other.mean():.1%} of the log's values differ from those of the items now")
     return notes
-
-
-def _differ(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
-    differ: NDArray[np.bool_] = np.not_equal(one, other)
-    return np.asarray(differ.any(axis=1)) if differ.ndim > 1 else differ

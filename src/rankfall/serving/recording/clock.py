@@ -31,4 +31,4 @@ class Clock:
         if not self._is_wall:
             with self._lock:
                 latest = milliseconds if self._latest is None else max(self._latest, milliseconds)
-                self._latest = min(latest, MAX_TIME)
+                self._latest = max(0, min(latest, MAX_TIME))

@@ -148,7 +148,7 @@ class EventWriter:
 
     def _batch(self, events: Sequence[Event]) -> pa.RecordBatch:
         now = self._clock.now()
-        received = min(MAX_TIME, max(event.time for event in events)) if now is None else now
+        received = max(0, min(MAX_TIME, max(event.time for event in events))) if now is None else now
         columns = [*zip(*events, strict=True), [received] * len(events)]
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, EVENT_SCHEMA, strict=True)],

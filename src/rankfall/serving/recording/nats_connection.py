@@ -43,20 +43,27 @@ async def connect(url: BrokerUrl) -> Client:
         SinkError: If no server can be reached, it refuses the user, or it has no JetStream.
     """
     asyncio.get_running_loop().set_exception_handler(_on_exception)
-    for attempt in range(_ATTEMPTS):
-        client, problems = Client(), deque[Exception](maxlen=1)  # the last problem
+    attempts = 0
+    while True:
+        attempts += 1
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await client.connect([f"nats://{server}" for server in url.servers], **_options(url, problems))
-                await ensure_stream(client, url)
+            return await _connect_once(url)
         except ERRORS as error:
-            await client.close()
-            problem = problems[0] if problems else error
-            if not isinstance(problem, ConnectionResetError) or attempt == _ATTEMPTS - 1:
-                raise SinkError(f"{url}: {explained(problem)}") from None
-        else:
-            return client
-    raise AssertionError("the last attempt returns or raises")
+            if attempts == _ATTEMPTS or not isinstance(error, ConnectionResetError):
+                raise SinkError(f"{url}: {explained(error)}") from None
+
+
+async def _connect_once(url: BrokerUrl) -> Client:
+    """Return a connection, or raise what the server or the client says is wrong."""
+    client, problems = Client(), deque[Exception](maxlen=1)  # the last problem that the client reported
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await client.connect([f"nats://{server}" for server in url.servers], **_options(url, problems))
+            await ensure_stream(client, url)
+    except ERRORS as error:
+        await client.close()
+        raise (problems[0] if problems else error) from None
+    return client
 
 
 def _options(url: BrokerUrl, problems: deque[Exception]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rankfall._manifest import MANIFEST
 from rankfall._seal import SEAL
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.bundle_files import is_bundle, why_no_bundle
+from rankfall.serving.bundle_files import errors_name, is_bundle, why_no_bundle
+from rankfall.serving.service.bundle_trial import try_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,18 +86,26 @@ class BundleSlots:
 
 
 def load_checked(path: Path, copies: Path | None = None) -> ServedBundle:
-    """Load a bundle, verify its checksums and its examples, and rank one minimal request.
+    """Try a bundle in a process with limits, load it, verify its checksums and examples, and rank a minimal request.
 
     Args:
         path: A bundle, or a directory of bundles.
         copies: Directory through which several workers share the memory of the files.
 
     Raises:
-        ValueError: If the bundle is invalid or cannot rank.
+        ValueError: If the bundle is invalid, cannot rank, or needs too much memory or time.
         OSError: If its files cannot be read.
     """
+    found = find_bundle(path)
+    with errors_name(found):
+        try_bundle(found, copies)
+    return load_untried(found, copies)
+
+
+def load_untried(path: Path, copies: Path | None = None) -> ServedBundle:
+    """Load and check the bundle at a path as :func:`load_checked` does, without limits."""
     try:
-        bundle = Bundle.load(find_bundle(path), shared=copies)
+        bundle = Bundle.load(path, shared=copies)
         bundle.check()
         ranking = bundle.rank(_minimal_request(bundle.manifest["request"]), explain=True)
     except (ValueError, OSError):

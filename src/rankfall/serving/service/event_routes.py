@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from rankfall.encoding import BadValueError
+from rankfall.option_types import LARGEST
 from rankfall.serving.recording.event_writer import Event, QueueFullError
 from rankfall.serving.service import limits
 from rankfall.serving.service.bundle_slots import MAIN
@@ -124,8 +124,8 @@ def _kind(given: Any, field: str) -> str:
 def _value(given: Any, field: str) -> float:
     if given is None:
         return 1.0
-    if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
-        raise invalid_value(field, given, "a finite number")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= LARGEST:
+        raise invalid_value(field, given, f"a number from {-LARGEST:g} to {LARGEST:g}")
     return float(given)
 
 

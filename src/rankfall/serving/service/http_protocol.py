@@ -11,8 +11,9 @@ still exist, and pyproject.toml bounds the version of uvicorn. The numbers are i
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from httptools import HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -20,11 +21,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rankfall.serving.service import limits
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ON_DISCONNECT = "rankfall.on_disconnect"  # key of a scope: called if the client disconnects before the response
-_TOO_MANY = b'{"error":"connections: too many are open; try again"}'
-_REFUSED = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-    b"retry-after: 1\r\nconnection: close\r\n\r\n%b" % (len(_TOO_MANY), _TOO_MANY)
+
+
+def _response(status: bytes, error: str) -> bytes:
+    """Return a response without the application, after which the connection is closed."""
+    content = json.dumps({"error": error}).encode()
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (status, len(content)) + content
+
+
+_REFUSED = _response(b"503 Service Unavailable\r\nretry-after: 1", "connections: too many are open; try again")
+_INVALID = _response(
+    b"400 Bad Request", f"request: expected HTTP/1.1, with a path and headers of at most {limits.HEADER_BYTES:,} bytes"
 )
 _CONTINUE = b"HTTP/1.1 100 "  # begins an interim response, which the response follows
 _EMPTY_LINE = b"\r\n\r\n"  # ends headers and chunked bodies
@@ -55,9 +67,10 @@ class UpgradeIgnoringParser(HttpRequestParser):
 class _CoalescingTransport(asyncio.Transport):
     """The transport of one response; it sends the headers with the body in one packet, so the client wakes once."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         super().__init__()
         self._transport = transport
+        self._close = close
         self._headers = b""
         self._has_headers = False
 
@@ -78,7 +91,7 @@ class _CoalescingTransport(asyncio.Transport):
         """Write what was kept, and close."""
         if self._headers:
             self.write(b"")
-        self._transport.close()
+        self._close()
 
 
 class _ReadControl(FlowControl):
@@ -105,6 +118,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _body_left = 0  # bytes of the current body that are not parsed yet, 0 if its length is unknown
     _header_bytes = 0  # of the current request
     _discarded_bytes = 0
+    _closes_after_body = False  # whether the client asked to close the connection, and its body is being discarded
     _is_reading_headers = False  # whether a request has begun and its headers are incomplete
     _header_timer: asyncio.TimerHandle | None = None  # closes the connection of a silent client
     _response_timer: asyncio.TimerHandle | None = None  # aborts the connection of a client that does not read
@@ -222,7 +236,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if self.scope["method"] == "POST":  # responses to other methods may have no body
-            self.cycle.transport = _CoalescingTransport(self.transport)
+            self.cycle.transport = _CoalescingTransport(self.transport, self._close_after_body)
 
     def _take_host_of_url(self) -> None:
         """Replace the Host header of a request to a complete URL by the host of that URL, as RFC 9112 requires."""
@@ -251,6 +265,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
+        if self._closes_after_body:
+            self._close()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._stop_header_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -271,9 +287,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._parse_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not HTTP."""
-        super().send_400_response(msg)
-        self._limit_closing()
+        """Refuse a request that is not HTTP, in JSON as all errors."""
+        self.transport.write(_INVALID)
+        self._close()
+
+    def _close_after_body(self) -> None:
+        """Close the connection when the body is discarded: a client that still sends it would lose the response."""
+        if self.cycle.more_body and not self.parser.should_keep_alive():
+            self._closes_after_body = True
+            self._start_response_timer()
+        else:
+            self.transport.close()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection."""

@@ -55,6 +55,13 @@ SAMPLE_QUEUE = 20_000  # answered requests that wait to be recorded; further one
 SAMPLE_QUEUE_BYTES = 128_000_000  # of their bodies
 RECORD_SECONDS = 3.0  # at shutdown, for writing the last samples and again for the last events
 
+# --- bundles, which are first loaded by a process with these limits -------------------------------------------------
+
+TRIAL_BYTES = 2**30  # of memory, beside that of the libraries,
+TRIAL_BYTES_PER_BYTE = 8  # and this for each byte of the files
+TRIAL_SECONDS = 60  # of time of the processor,
+TRIAL_BYTES_PER_SECOND = 10_000_000  # and a second more for this number of bytes
+
 # --- time and threads -----------------------------------------------------------------------------------------------
 
 MAX_DEADLINE_MS = 60_000  # the longest deadline a request may ask for: it bounds how long old bundles stay in memory

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rankfall.encoding import BadValueError
 from rankfall.serving.recording.clock import Clock
 from rankfall.serving.recording.event_writer import EventWriter
 from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
 from rankfall.serving.recording.recorder import Recorder
-from rankfall.serving.recording.request_sampling import sample_requests
+from rankfall.serving.recording.request_sampling import sample_requests, sampling_key
 from rankfall.serving.recording.sample_records import ServedRequest
 from rankfall.serving.recording.sinks import open_sink
 from rankfall.serving.recording.sinks.sink_url import shown_target
@@ -21,7 +23,6 @@ from rankfall.serving.service.http_io import invalid_field, invalid_value
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from rankfall.serving.bundle import Bundle
@@ -53,6 +54,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
         sink = open_sink(settings.samples)
         try:
             sink.check()
+            sampling_key(settings.samples)  # before several workers need it
         finally:
             sink.close()
     except OSError as error:
@@ -93,7 +95,8 @@ class ServiceRecording:
     def __init__(self, settings: Settings, metrics: ServiceMetrics) -> None:
         assert settings.samples is not None
         self._target = settings.samples
-        self._share = settings.sample_share
+        self._share, self._window = settings.sample_share, settings.time_window
+        self._key = sampling_key(settings.samples)
         self._counts = settings.sample_items
         self._metrics = metrics
         self._recorder: Recorder | None = None
@@ -182,7 +185,15 @@ class ServiceRecording:
         except BadValueError as error:
             raise invalid_field(f"requests[{error.position}].time: {error}") from None
         self.clock.advance(max(times))
-        return RecordedCall(ids, features, times, *sample_requests(ids, self._share), size)
+        sampled, seeds = sample_requests(ids, self._share, self._key)
+        return RecordedCall(ids, features, times, sampled & self._is_near(times), seeds, size)
+
+    def _is_near(self, times: list[int]) -> NDArray[np.bool_]:
+        """Return which times are near the clock. Other requests are answered and counted, but not sampled."""
+        now = self.clock.now()
+        if self._window is None or now is None:
+            return np.ones(len(times), np.bool_)
+        return np.abs(np.array(times, np.int64) - now) <= self._window
 
     def record(self, call: RecordedCall, served: ServedBundle, rankings: Sequence[Ranking]) -> None:
         """Queue the records of an answered call; returns at once."""

@@ -53,6 +53,7 @@ class Settings:
         samples: Directory or URL of the sink for samples and events; without one nothing is recorded.
         sample_share: Share of requests that are sampled.
         sample_items: Number of items to draw from what each stage dropped; further stages have that of the last one.
+        time_window: Milliseconds by which the time of a sampled request may differ from the clock; None for any time.
         clock: The clock of what is recorded: ``wall``, or ``requests`` for the largest time of a request so far.
         shared: Directory through which several workers share their state; None for a single worker.
     """
@@ -74,6 +75,7 @@ class Settings:
     samples: str | None = None
     sample_share: float = 1.0
     sample_items: tuple[int, ...] = (limits.SAMPLE_ITEMS,)
+    time_window: int | None = None
     clock: ClockKind = "wall"
     shared: Path | None = None
 

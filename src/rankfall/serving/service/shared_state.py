@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from rankfall._files import locked, write_file
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall.serving.service.bundle_slots import MAIN, OTHER, find_bundle, find_bundles, fingerprint, load_checked
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SharedState:
         if self._file is None:
             return self._entries
         try:
-            content = parse_json(self._file.read_text(encoding="utf-8"))
+            content = read_json_file(self._file)
         except FileNotFoundError:
             return {}
         return {slot: SlotEntry(**entry) for slot, entry in content.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rankfall._files import write_file
-from rankfall._json_reader import parse_json
+from rankfall._json_reader import read_json_file
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
@@ -65,7 +65,7 @@ def score(config: RidgeConfig, directory: Path, lists: Lists) -> Tensor:
     """Return the scores ``(rows,)`` of a fitted model."""
     verify_run(directory, MODEL_FILE)
     try:
-        model = parse_json((directory / MODEL_FILE).read_text(encoding="utf-8"))
+        model = read_json_file(directory / MODEL_FILE)
     except ValueError:
         raise ValueError(f"{directory / MODEL_FILE} is damaged: it is not JSON") from None
     return _predict(config, model, lists)

@@ -95,6 +95,7 @@ class LogAttributes:
         self._train = train
         self._user = user_feature(log.spec)
         self._items = log.items()
+        self._has_versions = log.item_versions() is not None
         self._numbers: Values = np.asarray(self._items["item"].combine_chunks())
         self._places: dict[str, tuple[Ints, Ints]] = {}  # by day: requests of the lists, and their rows in the file
         days = np.array([scores.days[row] for row in lists.rows.tolist()])
@@ -127,9 +128,12 @@ class LogAttributes:
         """Return a feature of the items at places of lists, encoded."""
         if self.log.manifest["about"].get("item_features") == "per request":
             return self._of_lists(f"item.{name}", request, place)
-        column = self._items[f"item.{name}"]
         places = np.searchsorted(self._numbers, self.items(request, place))
-        return from_arrow(column.take(pa.array(places)))
+        values = np.array(from_arrow(self._items[f"item.{name}"].take(pa.array(places))))
+        for day, (requests, _) in self._places.items() if self._has_versions else ():
+            of_day = np.flatnonzero(np.isin(request, requests))
+            values[of_day] = from_arrow(self.log.items_on(day)[f"item.{name}"].take(pa.array(places[of_day])))
+        return values
 
     def _of_lists(self, column: str, request: Ints, place: Ints) -> Values:
         """Return values from the lists of the file, which hold the items in the same order."""

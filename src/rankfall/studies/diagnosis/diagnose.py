@@ -10,7 +10,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.ops import Operator
 from rankfall.studies.diagnosis.attributes import LogAttributes, TruthItems
 from rankfall.studies.diagnosis.cut_distance import cut_distance, oracle
-from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, StageDiagnosis
+from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, Finding, StageDiagnosis
 from rankfall.studies.diagnosis.findings import find
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
 from rankfall.studies.diagnosis.operator_conflict import MOST_ITEMS, conflicts_of_run
@@ -20,8 +20,10 @@ from rankfall.studies.diagnosis.survival_bound import survival_bound
 from rankfall.studies.diagnosis.worst_requests import worst_requests
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.training.build_cascade import make_objective, with_depths
+from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.measured_lists import SHORT
 from rankfall.training.run_directory import read_config_as
 from rankfall.training.stage_figures import Resampler
 
@@ -138,7 +140,7 @@ def diagnose(
         requests=len(lists),
         all_items=not scores.complete,
         joint_recall=joint_recall,
-        findings=find(joint_recall, stages, neighbours, conflicts),
+        findings=[*_unseen_items(config, log, stages[0]), *find(joint_recall, stages, neighbours, conflicts)],
         stages=stages,
         agreement=neighbours,
         survival_bound=bound,
@@ -176,6 +178,20 @@ def _diagnose_stage(
         tested=segments.tested,
         best_segments=segments.better,
     )
+
+
+def _unseen_items(config: CascadeConfig, log: ImpressionLog, first: StageDiagnosis) -> list[Finding]:
+    """Return a finding if the training lists held few items of the catalogue, and no random ones."""
+    loader = make_loader(log, config, "train")
+    catalogue, length = loader.catalogue_size(), loader.mean_length()
+    if config.data.negatives or catalogue is None or catalogue < SHORT * length:
+        return []
+    text = (
+        f"{first.stage} was never trained on items outside the lists: a training list holds {length:,.0f} of the "
+        f"{catalogue:,} items of the log, and data.negatives is 0. A service ranks all items, also those that no list "
+        "taught it to drop: train with data.negatives=100, and measure with data.length=all."
+    )
+    return [Finding("negatives", first.stage, text, first.oracle.gain if config.data.length == "all" else None)]
 
 
 def own_operator(config: CascadeConfig, log: ImpressionLog) -> dict[str, Any] | None:

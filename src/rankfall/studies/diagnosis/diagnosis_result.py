@@ -20,7 +20,7 @@ DIAGNOSIS = "diagnosis.json"  # in a run directory
 class Finding(Result):
     """A cause of lost recall in one sentence, or two with what to do."""
 
-    kind: Literal["stage", "quota", "segment", "agreement", "gradient"]
+    kind: Literal["negatives", "stage", "quota", "segment", "agreement", "gradient"]
     stage: str
     text: str
     at_stake: Estimate | None = None

@@ -15,11 +15,16 @@ from rankfall._suggestions import did_you_mean
 from rankfall.studies.plan.plan_result import StageCost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 Unit = Literal["s", "units", "items"]
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+MODEL_COSTS = {"two_tower": 0.1, "mlp": 1.0, "din": 4.0}  # of an item; other models as mlp
+DEFAULTS = (
+    "an item costs 1 in a small network (mlp), 4 in a din model, 0.1 in a two_tower model, and the first stage, which "
+    "ranks all items whatever the quotas are, is not counted"
+)
 EXPECTED = "a number with or without one of the units s, ms, us, ns"
 _NUMBER = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)", re.IGNORECASE)
 
@@ -112,9 +117,22 @@ def parse_budget(text: str, unit: Unit) -> float:
     return parsed[0]
 
 
-def items_scored(stages: Sequence[str]) -> list[StageCost]:
-    """Return costs for which a request costs the number of items that all stages score."""
-    return [StageCost(stage, 0.0, 1.0) for stage in stages]
+def default_costs(kinds: Mapping[str, str]) -> list[StageCost]:
+    """Return costs of items by the kind of model of each stage, in items of a small network.
+
+    The first stage ranks all items whatever the quotas are. It costs nothing here, or else it would hide what the
+    quotas decide.
+
+    Args:
+        kinds: Kinds of models by stage, in the order of the cascade.
+
+    >>> [cost.per_item for cost in default_costs({"retrieval": "two_tower", "preranking": "mlp", "ranking": "din"})]
+    [0.0, 1.0, 4.0]
+    """
+    return [
+        StageCost(stage, 0.0, MODEL_COSTS.get(kind, 1.0) if place else 0.0)
+        for place, (stage, kind) in enumerate(kinds.items())
+    ]
 
 
 def show_cost(value: float, unit: str) -> str:

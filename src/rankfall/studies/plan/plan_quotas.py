@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rankfall._lists import safe_divide
-from rankfall.studies.plan.costs import Unit, items_scored, show_cost
+from rankfall.studies.plan.costs import DEFAULTS, Unit, default_costs, show_cost
 from rankfall.studies.plan.front import best_for_budget, cheapest_for_value, make_grid, pareto, quota_tuples
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, GridPoint, PlanResult
 from rankfall.studies.plan.priced_lists import PricedLists
@@ -32,12 +32,12 @@ class Costs:
 
     stages: list[StageCost]
     unit: Unit
-    source: Literal["given", "measured", "items scored"]
+    source: Literal["given", "measured", "defaults"]
 
     @classmethod
-    def items_scored(cls, stages: Sequence[str]) -> Costs:
-        """Return costs for which every scored item costs 1."""
-        return cls(items_scored(stages), "items", "items scored")
+    def defaults(cls, kinds: Mapping[str, str]) -> Costs:
+        """Return the default costs of the kinds of models of all stages."""
+        return cls(default_costs(kinds), "items", "defaults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,8 @@ class _Priced:
 
 def _warnings(costs: Costs, too_few: bool) -> list[str]:
     found = []
-    if costs.source == "items scored":
-        found.append(
-            "no costs were given, so every scored item costs 1 at every stage; give --cost, or measure with --bundle"
-        )
+    if costs.source == "defaults":
+        found.append(f"no costs were given: {DEFAULTS}; give --cost, or measure with --bundle")
     if too_few:
         found.append(f"thresholds were not planned: expected at least {2 * FEWEST} requests with a relevant item")
     return found

@@ -152,7 +152,7 @@ class PlanResult(Tables, Result):
     """Mean number of items that enter the first stage."""
     unit: Literal["s", "units", "items"]
     """Unit of all costs: seconds, a unit that only the user knows, or the number of scored items."""
-    cost_source: Literal["given", "measured", "items scored"]
+    cost_source: Literal["given", "measured", "defaults"]
     costs: list[StageCost]
     grid: dict[str, list[int]]
     """Quotas that were tried for each stage."""

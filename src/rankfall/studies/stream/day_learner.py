@@ -36,6 +36,7 @@ from rankfall.data.impressions.log import open_day
 from rankfall.data.impressions.spec import Features
 from rankfall.training.build_cascade import check_kept, check_quotas, with_depths
 from rankfall.training.cascade_loaders import measuring_loader, training_loader
+from rankfall.training.cascade_metrics import ground_truth
 from rankfall.training.config.component_checks import has_schedule
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     OnDay = Callable[[str], None]
 
 LATEST = "latest.safetensors"
+LENGTH, RELEVANT = "mean_length", "mean_relevant"  # metadata of the values of a day
 _FIRST_ROWS = "first_rows"  # key of the rows of embedding tables on the first day, in the file about the log
 
 
@@ -337,6 +339,7 @@ class _DayLearner(CascadeLearner):
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        self.lists = {LENGTH: 0.0, RELEVANT: 0.0}  # means of the measured day
 
     def begin_day(self, epoch: int) -> None:
         """Open the day of an epoch, counted from 0, and enlarge tables for the new values of the day."""
@@ -363,8 +366,19 @@ class _DayLearner(CascadeLearner):
         """Measure the current day."""
         log = self.log.limited_to(self.loader.rows)
         loader = measuring_loader(log, self.config, [self.loader.day], self._first_days)
-        measured = measure(self.cascade, loader, self.config, on_batch=on_batch)
+        relevant: list[Tensor] = []
+        measured = measure(
+            self.cascade,
+            loader,
+            self.config,
+            on_batch=on_batch,
+            on_scored=lambda loaded, _: relevant.append(ground_truth(loaded, self.config.relevant).sum(-1)),
+        )
         self.measured = measured.values, measured.chance
+        self.lists = {
+            LENGTH: float(measured.ranked.double().mean()),
+            RELEVANT: float(torch.cat(relevant).double().mean()),
+        }
         return means_of(measured.values)
 
     def line(self, position: Position) -> DayEpoch:
@@ -373,9 +387,10 @@ class _DayLearner(CascadeLearner):
         return DayEpoch(**{name: getattr(epoch, name) for name in Epoch.__slots__}, day=self.loader.day)
 
     def table(self) -> pa.Table:
-        """Return the metrics of the current day, one row per impression."""
+        """Return the metrics of the current day, one row per impression; metadata describe its lists."""
         requests = self.log.days[self.loader.day].table()["request"].cast(pa.string())
-        return values_table(requests, *self.measured)
+        described = {name: str(value) for name, value in self.lists.items()}
+        return values_table(requests, *self.measured).replace_schema_metadata(described)
 
 
 def _batches(log: ImpressionLog, config: CascadeConfig, days: Iterable[str]) -> int:

@@ -28,7 +28,13 @@ from rankfall.studies.results import ResultError, RunFailure, StreamResult, Stre
 from rankfall.studies.stream.day_learner import check_begun, train_days
 from rankfall.studies.stream.day_ledger import LEDGER, DayLedger
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
-from rankfall.studies.stream.stream_summary import measured_methods, measured_metrics, summarise_day, summarise_days
+from rankfall.studies.stream.stream_summary import (
+    changed_task,
+    measured_methods,
+    measured_metrics,
+    summarise_day,
+    summarise_days,
+)
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.config.overrides import dump_absolute
@@ -265,18 +271,18 @@ class _Stream:
             failed=list(self.failed.values()),
             refused=[failure for failures in self.refused.values() for failure in failures],
             verdicts=summary.verdicts,
-            warnings=self._warnings([entry.day for entry in entries]),
+            warnings=self._warnings(entries, config.training.metric),
         )
 
-    def _warnings(self, measured: Sequence[str]) -> list[str]:
-        """Return a warning if the lists of the last measured day are much shorter than the catalogue."""
-        log = self._log
+    def _warnings(self, entries: Sequence[DayResult], metric: str) -> list[str]:
+        """Return warnings if the lists change from day to day, or are much shorter than the catalogue on the last."""
+        changed, measured, log = changed_task(entries, metric), [entry.day for entry in entries], self._log
         if log is None or not measured or measured[-1] not in log.days:
-            return []
+            return changed
         log = replace(log, days={day: log.days[day] for day in self.ledger.days if day in log.days})
         loader = measuring_loader(log, self.runs[0].config, measured[-1:], self._first_days)
         warning = short_lists(loader)
-        return [warning] if warning else []
+        return [*changed, *([warning] if warning else [])]
 
     def _known_days(self) -> dict[str, DayResult]:
         """Return the summaries of days in an earlier result with the same seeds."""

@@ -14,7 +14,7 @@ import torch
 
 from rankfall.studies.comparison_summary import Outcome, Summary, summarise
 from rankfall.studies.results import DayResult, MethodResult
-from rankfall.studies.stream.day_learner import values_file
+from rankfall.studies.stream.day_learner import LENGTH, RELEVANT, values_file
 from rankfall.training.cascade_metrics import higher_is_better
 from rankfall.training.config.cascade_metric_names import with_value
 from rankfall.training.per_list_table import CHANCE
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from rankfall.studies.results import MethodTest, MetricSummary, Verdict
 
     Directories = Mapping[str, Sequence[Path]]  # run directories of each method, one per seed
+
+CHANGED = 1.2  # ratio of the means of two days from which on the task has changed
 
 
 def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) -> DayResult:
@@ -49,7 +51,31 @@ def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) ->
             summaries[method.name] |= method.metrics
         tests += summary.tests
         verdicts += summary.verdicts
-    return DayResult(day, impressions, [MethodResult(name, of) for name, of in summaries.items()], tests, verdicts)
+    found = [MethodResult(name, of) for name, of in summaries.items()]
+    return DayResult(day, impressions, found, tests, verdicts, **_lists(day, directories, methods))
+
+
+def changed_task(days: Sequence[DayResult], metric: str) -> list[str]:
+    """Return warnings if the lists of the days differ so much that values of a metric are not comparable."""
+    warnings = []
+    for name, what in ((LENGTH, "items"), (RELEVANT, "relevant items")):
+        known = [(value, entry.day, entry) for entry in days if entry.methods and (value := getattr(entry, name))]
+        if known and max(known)[0] > CHANGED * min(known)[0]:
+            first, last = sorted((min(known), max(known)), key=lambda one: one[1])
+            levels = [entry.methods[0].metrics[metric].chance for *_, entry in (first, last)]
+            warnings.append(
+                f"the task changed: a list has {first[0]:,.1f} {what} on {first[1]} and {last[0]:,.1f} on {last[1]} "
+                f"(chance {levels[0]:.3f} and {levels[1]:.3f}); compare {metric} with chance, not with other days"
+            )
+    return warnings
+
+
+def _lists(day: str, directories: Directories, methods: Sequence[str]) -> dict[str, float]:
+    """Return the mean length and the mean number of relevant items of the lists of a day, if its file has them."""
+    if not methods:
+        return {}
+    metadata = pq.read_schema(values_file(directories[methods[0]][0], day)).metadata or {}
+    return {name: float(metadata[name.encode()]) for name in (LENGTH, RELEVANT) if name.encode() in metadata}
 
 
 def summarise_days(days: Sequence[DayResult], directories: Directories, metrics: Sequence[str]) -> tuple[str, Summary]:

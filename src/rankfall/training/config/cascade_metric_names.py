@@ -27,7 +27,7 @@ PUBLISHED_NDCG = "ndcg_published"
 VALUE_NDCG = "ndcg_value"
 """NDCG with the relevance as linear gain."""
 
-ALONE = "alone"
+ALONE, SHOWN = "alone", "shown"
 _ALONE_ALWAYS = ("recall", "ndcg")
 _OF_LISTS = ("ndcg_linear", "precision", "hit_rate", "mrr", "map", "opa", "opa_all", "arp", PUBLISHED_NDCG, VALUE_NDCG)
 _OF_ALONE = frozenset((*_ALONE_ALWAYS, *_OF_LISTS))
@@ -50,6 +50,9 @@ METRICS_OF_CASCADES = {
     "STAGE/alone/recall": "recall of the stage by itself, over the whole list; also STAGE/recall",
     "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
     "STAGE/ndcg",
+    "STAGE/shown/auc": "share of the pairs of a relevant and an irrelevant item that the stage orders correctly, "
+    "within the items that reached the last stage of the log; measured on lists if relevance is a column",
+    "STAGE/shown/ndcg": "NDCG of the stage within the same items, with gain 1 for relevant ones",
 }
 """Definitions of the metrics of a cascade, by the form of their names."""
 

@@ -22,7 +22,8 @@ from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.grow_tables import rows_of
-from rankfall.training.measured_lists import MeasuredLists, short_lists
+from rankfall.training.label_checks import trained_labels
+from rankfall.training.measured_lists import MeasuredLists, fit_warning, short_lists
 from rankfall.training.methods.method import Funnel, TrainingMethod
 from rankfall.training.own_parts import own_code, stored_sources
 from rankfall.training.run_directory import LOG, read_json
@@ -83,7 +84,13 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             for number, stage in enumerate(config.stages, 1)
         }
         relevant: tuple[str, Mapping[str, Any]] = (f"the best {config.relevant}", {})
-        return {"objective": ("", config.objective.model_dump()), "relevant items": relevant, **stages}
+        labels = trained_labels(config)
+        return {
+            "objective": ("", config.objective.model_dump()),
+            **({"labels": (labels, {})} if labels else {}),
+            "relevant items": relevant,
+            **stages,
+        }
 
     def measured(self) -> list[Any]:
         """Return the values of the configuration that decide what validation measures."""
@@ -94,9 +101,11 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Return the content of the configuration with every option of models and objective written out."""
         return cascade_with_defaults(self.config)
 
-    def list_warning(self) -> str | None:
-        """Return a warning if the lists of the validation days are much shorter than the catalogue."""
-        return short_lists(cascade_loaders.make_loader(self.open_data(), self.config, "valid"))
+    def validation_warnings(self) -> list[str]:
+        """Return warnings if lists are much shorter than the catalogue, or if the log was fitted to measured days."""
+        loader, data = cascade_loaders.make_loader(self.open_data(), self.config, "valid"), self.config.data
+        measured = [day.name for day in loader.log.choose([*data.valid, *data.test])]
+        return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
 
     def _build_loss(self) -> None:
         built = make_objective(try_depths(self.config))

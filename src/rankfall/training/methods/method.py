@@ -203,9 +203,9 @@ class TrainingMethod(Method[Config, Data]):
         The result validates to an equivalent configuration.
         """
 
-    def list_warning(self) -> str | None:
-        """Return a warning if validation figures are of lists that are much shorter than those of a service."""
-        return None
+    def validation_warnings(self) -> list[str]:
+        """Return what a reader of the validation figures has to know."""
+        return []
 
     @abstractmethod
     def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:

@@ -16,6 +16,7 @@ from rankfall.benchmarks.serving.loop.joined_check import LOST_SECONDS, Comparis
 from rankfall.benchmarks.serving.loop.kill_trial import KillReport, KillSettings, KillTrial
 from rankfall.benchmarks.serving.loop.small_world import World, make_world
 from rankfall.data import ImpressionLog
+from rankfall.serving.recording.request_sampling import sampling_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,15 @@ def test_planted_errors_are_found(trial: tuple[World, KillTrial, KillReport]) ->
     kills = after.service_kills
 
     def compared(ledger: Ledger, kills: list[float] = kills) -> Comparison:
-        return compare_log(world.log, ledger, world.bundles, kills, share=0.9, counts=SETTINGS.counts)
+        return compare_log(
+            world.log,
+            ledger,
+            world.bundles,
+            kills,
+            share=0.9,
+            counts=SETTINGS.counts,
+            key=sampling_key(str(world.records)),
+        )
 
     assert compared(after.ledger) == good
     joined = _joined_event(world.log, after.ledger)

@@ -93,6 +93,7 @@ def rows_of(day: int, requests: range, *, hour: int = 1, item: Any = 3) -> list[
             "item": item if place == 0 else place,
             "stage": place % 3,
             "clicked": place == 0,
+            "views": number,
         }
         for number in requests
         for place in range(3)
@@ -102,7 +103,7 @@ def rows_of(day: int, requests: range, *, hour: int = 1, item: Any = 3) -> list[
 SPEC = spec_of(
     rank=None,
     feedback=["clicked"],
-    features={"item": {"item": {"kind": "categorical", "vocabulary": True}}},
+    features={"item": {"item": {"kind": "categorical", "vocabulary": True}, "views": {"kind": "dense"}}},
     sequences={"clicks": {"max_length": 3, "features": ["item"], "feedback": "clicked"}},
 )
 

@@ -281,6 +281,33 @@ def test_tables_are_checked_and_their_bad_rows_dropped(tmp_path: Path) -> None:
     assert found.manifest["about"]["skipped"]["rows"] == sum(of.values()) + 4
 
 
+def test_missing_numbers_of_a_table_are_problems_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One item has no number in the table, and one is not in it; the log itself is without an error."""
+    features = {**CONTENT["features"], "item": {**CONTENT["features"]["item"], "weight": {"kind": "dense"}}}
+    clean = clean_rows()
+    used = sorted({row[3] for row in clean}, key=int)
+    empty, absent = used[0], used[1]
+    lines = [f"{item},{'' if item == empty else item}" for item in used if item != absent]
+    (tmp_path / "items.csv").write_text("\n".join(["item,weight", *lines]) + "\n")
+    log = write(tmp_path / "log.csv", clean)
+    (problem,) = check_rows([log], spec_of(features=features), items=tmp_path / "items.csv").errors
+    assert problem.count == sum(row[3] in (empty, absent) for row in clean)
+    assert {place.file for place in problem.places} == {str(tmp_path / "items.csv")}
+    found = {place.found for place in problem.places}
+    assert found <= {f"item {int(empty)}: nothing", f"item {int(absent)}: not in the table"}
+    (tmp_path / "spec.yaml").write_text(json.dumps({**CONTENT, "features": features}))
+    words = ("prepare", "rows", log, "--items", tmp_path / "items.csv", "--spec", tmp_path / "spec.yaml", "--check")
+    with pytest.raises(SystemExit, match="1"):
+        main([*map(str, words)])
+    printed = " ".join(capsys.readouterr().err.split())
+    _, _, rest = printed.partition("missing: indicator for weight in the spec keeps rows without these numbers")
+    assert rest.startswith(" otherwise, --skip-bad")
+    features["item"]["weight"]["missing"] = "indicator"
+    assert check_rows([log], spec_of(features=features), items=tmp_path / "items.csv").errors == []
+
+
 def test_lists_of_different_lengths_drop_their_requests(tmp_path: Path) -> None:
     spec = spec_of(
         features={"item": {**CONTENT["features"]["item"], "page": {"kind": "categorical", "num_buckets": 10}}},

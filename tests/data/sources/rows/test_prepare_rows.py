@@ -193,6 +193,40 @@ def test_sequences_hold_nothing_of_the_present_or_the_future(folder: Path, data:
         assert sorted((value - 2) // 10 for value in row["sequence.past.item"]) == sorted(past * 2)
 
 
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [("position", [3, 8, 9, 7, 6, 4, 5]), ("rank", [3, 8, 9, 7, 6, 4, 5]), (None, [3, 4, 5, 7, 9, 6, 8])],
+)
+@pytest.mark.parametrize("portion", [1, 100])
+def test_events_of_one_time_are_ordered_by_place_then_ids(
+    tmp_path: Path, place: str | None, expected: list[int], portion: int
+) -> None:
+    """The orders were written by hand; a client that knows positions and ids can send the same history."""
+    first = [(7, 2), (3, 0), (5, None), (9, 1), (4, None)]
+    shown = [("a", 0, item, at) for item, at in first] + [("b", 0, 8, 0), ("b", 0, 6, 3), ("c", 1, 1, 0)]
+    rows = [
+        {"request": request, "time": START + time, "user": 1, "item": item, "place": at, "clicked": 1}
+        for request, time, item, at in shown
+    ]
+    spec = validate_spec(
+        {
+            "request": "request",
+            "item": "item",
+            "user": "user",
+            "time": {"column": "time", "unit": "ms"},
+            **({} if place is None else {place: "place"}),
+            "stages": [{"name": "shown"}],
+            "relevant": "shown",
+            "feedback": ["clicked"],
+            "features": {"item": {"item": {"kind": "categorical", "num_buckets": 100}}},
+            "sequences": {"past": {"features": ["item"], "feedback": "clicked"}},
+        }
+    )
+    log = prepare_rows([write_rows(rows, tmp_path / "log.csv")], tmp_path / "out", spec, portion_rows=portion)
+    last = found_rows(next(iter(log.days.values())).table())[-1]
+    assert [value - 2 for value in last["sequence.past.item"]] == expected
+
+
 # --- only the rows count ----------------------------------------------------------------------------------------
 
 
@@ -229,7 +263,7 @@ def test_the_number_of_threads_does_not_matter(tmp_path: Path) -> None:
             "request": request,
             "time": START + DAY * (request % 3),
             "item": item,
-            "price": chance.gauss(3, 50),
+            "price": 10 * item + chance.gauss(3, 50),
             "stage": 0,
         }
         for request in range(200)
@@ -282,10 +316,96 @@ def test_directories_are_read_with_everything_inside(tmp_path: Path) -> None:
     write_rows(rows[:3], tmp_path / "log" / "day=1" / "part.csv")
     write_rows(rows[3:], tmp_path / "log" / "part.feather")
     (tmp_path / "log" / "_SUCCESS.csv").write_text("a mark of another program")
-    (tmp_path / "log" / "notes.txt").write_text("not a log")
+    write_rows(rows[3:4], tmp_path / "log" / "part.jsonl.gz")
+    write_rows(rows[4:], tmp_path / "log" / "part.feather")
     log = prepare_rows([tmp_path / "log"], tmp_path / "out", spec)
-    assert [Path(about["path"]).name for about in log.manifest["about"]["sources"]] == ["part.csv", "part.feather"]
+    names = [Path(about["path"]).name for about in log.manifest["about"]["sources"]]
+    assert names == ["part.csv", "part.feather", "part.jsonl.gz"]
     assert log.manifest["about"]["counts"]["rows"] == len(rows)
+
+
+def test_files_in_directories_that_no_reader_knows_are_errors(tmp_path: Path) -> None:
+    rows, spec = simple_log()
+    (tmp_path / "log").mkdir()
+    write_rows(rows, tmp_path / "log" / "part.csv")
+    (tmp_path / "log" / "part.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"part\.json: found '\.json', expected one of \.csv, .*\.jsonl"):
+        prepare_rows([tmp_path / "log"], tmp_path / "out", spec)
+    with pytest.raises(ValueError, match=r"part\.json: found '\.json'"):
+        check_rows([tmp_path / "log"], spec)
+    assert not (tmp_path / "out").exists()
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------
+
+
+def test_json_lines_are_read_as_text_is(tmp_path: Path) -> None:
+    """Numbers, truth values and text become what they become in CSV; lists are lists, and keys may be absent."""
+    rows, spec = simple_log()
+    texts = [{name: str(value) for name, value in row.items()} for row in rows]
+    lines = [json.dumps(row if number % 2 else texts[number]) for number, row in enumerate(rows)]
+    (tmp_path / "log.jsonl").write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")
+    once = prepare_rows([write_rows(rows, tmp_path / "log.csv")], tmp_path / "once", spec)
+    again = prepare_rows([tmp_path / "log.jsonl"], tmp_path / "again", spec)
+    assert content_of(again) == content_of(once)
+
+
+def test_lists_in_json_lines_are_sequences_and_vectors(tmp_path: Path) -> None:
+    rows = [
+        {"request": 1, "time": 0, "item": 5, "past": [3, 4], "other": {"a": 1}, "size": [1, 2.5]},
+        {"request": 2, "time": 1, "item": 6, "past": [], "other": [1], "size": [0, 0]},
+        {"request": 3, "time": 2, "item": 5, "size": [1.5, 0]},
+    ]
+    spec = validate_spec(
+        {
+            "request": "request",
+            "item": "item",
+            "time": {"column": "time", "unit": "s"},
+            "stages": [{"name": "shown"}],
+            "relevant": "shown",
+            "features": {
+                "item": {"item": {"kind": "categorical", "num_buckets": 9}, "size": {"kind": "dense", "size": 2}}
+            },
+            "sequences": {"past": {"features": ["item"], "columns": {"item": "past"}}},
+        }
+    )
+    (tmp_path / "log.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    found = found_rows(
+        next(iter(prepare_rows([tmp_path / "log.ndjson"], tmp_path / "out", spec).days.values())).table()
+    )
+    assert [row["sequence.past.item"] for row in found] == [[5, 6], [], []]
+    assert [row["item.size"] for row in found] == [[[1, 2.5]], [[0, 0]], [[1.5, 0]]]
+
+
+def test_tables_may_be_json_lines(tmp_path: Path) -> None:
+    rows, spec = with_item_table()
+    table = [{"item": item, "topic": f"t{item % 3}"} for item in (10, 11, 12, 13, 20)]
+    log = write_rows(rows, tmp_path / "log.csv")
+    once = prepare_rows([log], tmp_path / "once", spec, items=write_rows(table, tmp_path / "items.csv"))
+    again = prepare_rows([log], tmp_path / "again", spec, items=write_rows(table, tmp_path / "items.jsonl"))
+    assert content_of(again) == content_of(once)
+
+
+def with_item_table() -> tuple[list[Row], Spec]:
+    rows, spec = simple_log()
+    content = spec.model_dump(mode="json")
+    content["features"]["item"]["topic"] = {"kind": "categorical", "vocabulary": True}
+    return rows, validate_spec(content)
+
+
+@pytest.mark.parametrize("line", ['{"request": 1', "[1]", "7", '{"item": NaN}', "\x00"])
+def test_lines_that_are_no_objects_are_bad_rows(tmp_path: Path, line: str) -> None:
+    rows, spec = simple_log()
+    lines = [json.dumps(row) for row in rows]
+    file = tmp_path / "log.jsonl"
+    file.write_text("\n".join([*lines[:3], line, *lines[3:]]))
+    with pytest.raises(ValueError, match=r"log\.jsonl: row 4: found .*, expected a JSON object"):
+        prepare_rows([file], tmp_path / "out", spec)
+    (problem,) = check_rows([file], spec).errors
+    assert (problem.problem, problem.count, problem.places[0].row) == ("found no JSON object", 1, 4)
+    again = prepare_rows([file], tmp_path / "again", spec, skip_bad=1)
+    once = prepare_rows([write_rows(rows, tmp_path / "good.csv")], tmp_path / "once", spec)
+    assert content_of(again) == content_of(once)
 
 
 # --- tables to join ---------------------------------------------------------------------------------------------
@@ -470,7 +590,7 @@ def test_what_is_fitted_is_fitted_to_the_first_days(tmp_path: Path) -> None:
         log = prepare_rows([path], tmp_path / f"out{days}", spec, fit_days=days)
         assert log.vocabulary("item.item").to_pylist() == known
     default = prepare_rows([path], tmp_path / "out", spec)
-    assert default.manifest["about"]["fit_days"] == list(default.days)[:-1]
+    assert default.manifest["about"]["fit_days"] == list(default.days)[:-2]  # one for validation, one for testing
 
 
 # --- nothing half done ------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def assert_check_finds(folder: Path, capsys: pytest.CaptureFixture[str], argumen
     with pytest.raises(SystemExit, match="1"):
         main(["prepare", "rows", *arguments, "--spec", "spec.yaml", "--check", "--json"])
     printed = capsys.readouterr()
+    assert printed.out, printed.err
     found = json.loads(printed.out)["problems"]
     assert found[0]["level"] == "error"
     assert all(problem["count"] >= 1 for problem in found)
@@ -415,7 +416,7 @@ def test_the_summary_says_what_was_dropped_and_warns(folder: Path) -> None:
     assert lines["matched"] == ["matched", "3", "0.8", "1", "3", "0", "1"]
     assert lines["ranked"] == ["ranked", "4", "1.0", "1", "3", "1", "1"]
     said = " ".join(result.stderr.split())
-    assert "item.item: 1 (16.67%) ids were never seen" in said
+    assert "item.item: 2 (33.33%) ids were never seen" in said
     assert "1 (25.00%) impressions have no relevant item" in said
     assert "stage ranked: 1 (25.00%) impressions have fewer items" in said
     assert "none.csv has no rows" in said

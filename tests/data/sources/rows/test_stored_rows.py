@@ -170,7 +170,7 @@ def test_damaged_objects_are_named(s3: S3Server, folder: Path, capsys: pytest.Ca
         (["s3://bucket/nothing"], "s3://bucket/nothing: there is no such object or prefix"),
         (["s3://nowhere/log"], "s3://nowhere/log: there is no such bucket"),
         (["s3://bucket/wrong/a.txt"], "s3://bucket/wrong/a.txt: found '.txt', expected one of .csv"),
-        (["s3://bucket/wrong"], "s3://bucket/wrong: found no object that ends in .csv"),
+        (["s3://bucket/wrong"], "s3://bucket/wrong/a.txt: found '.txt', expected one of .csv"),
         (["hdfs://bucket/log"], "begins with hdfs://, expected one of s3://, gs://, file://"),
         (["file:///nowhere/log.csv"], "/nowhere/log.csv does not exist"),
         (["s3://bucket/right.csv", "s3://bucket/right.csv"], "s3://bucket/right.csv is given twice"),

@@ -16,6 +16,7 @@ from support.records import events, hashes, ids_in, samples
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankfall.serving.recording.sinks.sink import Sink
     from support.kafka_mock import KafkaMock
 
 pytestmark = pytest.mark.service
@@ -51,12 +52,22 @@ def test_large_batches_are_divided(kafka_mock: KafkaMock, tmp_path: Path, monkey
     assert collected(url, tmp_path)[1] == hashes(1000)
 
 
+def write_until_confirmed(sink: Sink, name: str) -> None:
+    """Write an event; on a busy machine the cluster may need longer than a sink waits."""
+    while True:
+        try:
+            sink.write("events", events(name), durable=True)
+            return
+        except SinkError:
+            time.sleep(0.2)
+
+
 @pytest.mark.usefixtures("impatience")
 def test_cluster_that_does_not_answer(kafka_mock: KafkaMock, tmp_path: Path) -> None:
     """Writes end, what was not confirmed is counted, and later writes succeed."""
     url = f"kafka://{kafka_mock.address}/stopped"
     sink = open_sink(url)
-    sink.write("events", events("before"), durable=True)
+    write_until_confirmed(sink, "before")
     kafka_mock.signal(signal.SIGSTOP)
     try:
         sink.write("samples", samples("a", "b"), durable=False)
@@ -67,12 +78,7 @@ def test_cluster_that_does_not_answer(kafka_mock: KafkaMock, tmp_path: Path) -> 
         assert sink.take_lost() == 0
     finally:
         kafka_mock.signal(signal.SIGCONT)
-    while True:
-        try:
-            sink.write("events", events("after"), durable=True)
-            break
-        except SinkError:
-            time.sleep(0.2)
+    write_until_confirmed(sink, "after")
     sink.close()
     found = collected(url, tmp_path)[1]
     assert found[0] == "before"

@@ -88,6 +88,7 @@ def compare_log(
     *,
     share: float,
     counts: tuple[int, ...],
+    key: bytes,
 ) -> Comparison:
     """Compare a joined log with the records of clients.
 
@@ -98,6 +99,7 @@ def compare_log(
         kills: When the service was killed, by ``time.monotonic()``.
         share: Share of requests that the service sampled.
         counts: Items that it drew per stage.
+        key: The secret by which it sampled.
     """
     found = Comparison()
     loaded = {model_name(bundle.manifest): bundle for bundle in map(Bundle.load, sorted(bundles.iterdir()))}
@@ -105,7 +107,7 @@ def compare_log(
     found.requests = len(answered)
     found.repeated = sum(one.attempts > 1 for one in answered)
     found.models = dict(Counter(one.model for one in answered))
-    expected = _expected(answered, loaded, share, counts, found)
+    expected = _expected(answered, loaded, share, counts, key, found)
     rows = _read_log(log, {one.request for one in answered}, found)
     events = defaultdict(list)
     for event in ledger.events:
@@ -139,6 +141,7 @@ def _expected(
     bundles: Mapping[str, Bundle],
     share: float,
     counts: tuple[int, ...],
+    key: bytes,
     found: Comparison,
 ) -> dict[str, dict[str, _Expected]]:
     """Return the possible samples of the sampled requests by request and model, and check the answers."""
@@ -150,7 +153,7 @@ def _expected(
         asked = [one for one in answered if one.model == model or one.attempts > 1]
         for start in range(0, len(asked), _BATCH):
             part = asked[start : start + _BATCH]
-            sampled, seeds = sample_requests([one.request for one in part], share)
+            sampled, seeds = sample_requests([one.request for one in part], share, key)
             rankings = bundle.run(bundle.encode([one.body for one in part]), sampled=sampled).rankings
             own = [(one, ranking) for one, ranking in zip(part, rankings, strict=True) if one.model == model]
             verdicts.update(_verdicts(model, bundle, own, found))
@@ -217,7 +220,7 @@ def _kept_apart(log: Path) -> set[tuple[str, str]]:
     import pyarrow.parquet as pq
 
     apart = set()
-    for path in log.with_name(f"{log.name}.join").glob("days/*/unknown.parquet"):
+    for path in log.with_name(f"{log.name}.join").glob("days/*/apart.parquet"):
         columns = pq.read_table(path, columns=["request", "id"])
         apart |= set(zip(columns["request"].to_pylist(), columns["id"].to_pylist(), strict=True))
     return apart

@@ -22,6 +22,7 @@ from rankfall.benchmarks.serving.loop.joined_check import Comparison, compare_lo
 from rankfall.benchmarks.serving.loop.loop_processes import LoopProcess
 from rankfall.benchmarks.serving.loop.small_world import make_world
 from rankfall.benchmarks.serving.service_process import call_service, free_port
+from rankfall.serving.recording.request_sampling import sampling_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -265,13 +266,19 @@ class KillTrial:
 
         report, world, settings, ledger = self._report, self._world, self._settings, self.ledger
         report.comparison = compare_log(
-            world.log, ledger, world.bundles, self.service_kills, share=settings.share, counts=settings.counts
+            world.log,
+            ledger,
+            world.bundles,
+            self.service_kills,
+            share=settings.share,
+            counts=settings.counts,
+            key=sampling_key(str(world.records)),
         )
         days = sorted(world.log.with_name(f"{world.log.name}.join").glob("days/*"))
         reports = [DayReport.load(day / "report.json") for day in days]
         report.days = [one.day for one in reports]
         report.late = sum(sum(one.late_requests.values()) + sum(one.late_events.values()) for one in reports)
-        report.unknown_events = sum(one.unknown_events + one.other_items for one in reports)
+        report.unknown_events = sum(sum(one.apart.values()) for one in reports)
         report.bundles = len(_listed(world.bundles))
         report.different_files = list(_different(world.log, world.past))
         report.same_bytes = not report.different_files

@@ -105,7 +105,9 @@ def measure(path: Path, settings: Settings, *, on_step: OnStep, samples: Path | 
         with ExitStack() as stack:
             services = {
                 OFF: stack.enter_context(running(path, PATIENT)),
-                SAMPLES: stack.enter_context(running(path, [*PATIENT, "--samples", str(records)])),
+                SAMPLES: stack.enter_context(
+                    running(path, [*PATIENT, "--samples", str(records), "--time-window", "0"])
+                ),
             }
             on_step("finding the largest rate", 0, None)
             largest = load.largest_rate(services[OFF].port, settings.finding)

@@ -34,6 +34,7 @@ from rankfall.data.impressions.loader.order import RandomStream, block_shuffled,
 from rankfall.data.impressions.loader.prefetch import Prefetcher
 from rankfall.data.impressions.loader.window import LEFT_OUT, DayBlocks, Window, layout_of, lengths_of, mask_of
 from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.impressions.log_warnings import WITHOUT_THEM, depends_on_request
 from rankfall.data.impressions.schema import BLOCK
 from rankfall.data.indexing import rank_share
 
@@ -75,9 +76,13 @@ class ImpressionLoader:
         negatives: The number of items that are appended to each list. They differ from each other, from all items of
             the impression and from the relevant items that were not sampled. They are drawn uniformly from all items
             that occur in the log on the day or before it. Where there are not enough, the rest is masked.
-        negatives_from: ``"items"`` draws negatives from the item table, ``"batch"`` from the items of the batch.
+        negatives_from: ``"items"`` draws negatives from the item table, ``"batch"`` from the items of the batch. Items
+            from the table have the features from before the day; if some of them change, the logged items of the lists
+            get these, too, so that features do not tell both apart.
         length: Instead of `negatives`: append items until each list has this length. ``"all"`` appends nothing; every
             list stands for all items of the day, which :meth:`catalogue` returns once per day instead of once per list.
+        reads: The features that will be read, such as ``item.price``; by default all. Items cannot be added to lists if
+            one of them is an item feature that depends on the request.
         first_days: The first days of items, which negatives need; loaders that share it read each day once.
         labels: ``"full"`` gives every item the full-stage grade of the log. ``"published"`` is the scheme of LCRON's
             table 1: only the items of the relevant stage are ordered among themselves, and every other stage has one
@@ -108,6 +113,7 @@ class ImpressionLoader:
         negatives: int = 0,
         negatives_from: Source = "items",
         length: int | Literal["all"] | None = None,
+        reads: Iterable[str] | None = None,
         first_days: ItemFirstSeen | None = None,
         labels: Labels = "full",
         rank: int = 0,
@@ -156,11 +162,15 @@ class ImpressionLoader:
         fixed = length if isinstance(length, int) else None
         self.width: int = fixed or longest + negatives  # list length of every batch
         self._drawn = self.width - (shortest if fixed else longest)
+        self._reads = None if reads is None else frozenset(reads)
         self._check_lengths(longest)
         self._most_left_out = _most_left_out(self.log, self._days) if self._drawn else 0
         draws = (self._drawn and negatives_from == "items") or length == "all"
+        has_drawn = bool(self.log.spec.negatives) and "versions" in self.log.manifest["items"]
         self._first_days = first_days or ItemFirstSeen()
-        self._known = self._look_up_items() if draws else None
+        self._known = self._look_up_items() if draws or has_drawn else None
+        # lists have features of the item table, as the items drawn from it; of all items only the catalogue is used
+        self._looks_up = self._known is not None and length != "all"
         self._catalogue: Catalogue | None = None
         if not len(self):
             raise ValueError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
@@ -177,15 +187,21 @@ class ImpressionLoader:
         added = self._drawn or self.length == "all"
         if added and self._per_request:
             raise ValueError(
-                f"{name}: the item features of {self.log.path} depend on the request, so no items can be added"
+                f"{name}: {depends_on_request(self._per_request)} in {self.log.path}, so no items can be added to "
+                f"lists; {WITHOUT_THEM}"
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
             raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
     @property
-    def _per_request(self) -> bool:
-        """Whether the features of items depend on the request, so that an item cannot be ranked for another."""
-        return bool(self.log.manifest["about"].get("item_features") == "per request")
+    def _per_request(self) -> list[str]:
+        """The item features that are read and depend on the request, so that an item cannot be ranked for another."""
+        return [name for name in self.log.per_request if self._reads is None or name in self._reads]
+
+    @property
+    def can_add_items(self) -> bool:
+        """Whether items can be added to lists: no item feature that is read depends on the request."""
+        return not self._per_request
 
     def _look_up_items(self) -> KnownItems:
         return KnownItems(self.log, self._layout, self.last_day, self._first_days)
@@ -231,7 +247,7 @@ class ImpressionLoader:
 
         A loader that draws no items reads the items of all days up to that day for it.
         """
-        if self._per_request or not len(self.log.items()):
+        if not self.can_add_items or not len(self.log.items()):
             return None
         self._known = self._known or self._look_up_items()
         return self._known.count_until(self.last_day)
@@ -337,7 +353,8 @@ class ImpressionLoader:
         if first == count:
             return
         blocks = DayBlocks(self.log, day)
-        known = self._known.until(day.name) if self._known and self._drawn else None
+        from_table = self._drawn and self.negatives_from == "items"
+        known = self._known.until(day.name) if self._known and from_table else None
         while first < count:
             begin = first // in_window * in_window
             end = min(begin + in_window, count)
@@ -348,6 +365,8 @@ class ImpressionLoader:
             for number, batch, mine in zip(range(first, end), batches, held, strict=True):
                 here, places = places[: len(mine)], places[len(mine) :]
                 arrays = window.take(here)
+                if self._looks_up and self._known:
+                    self._known.look_up(arrays, day.name)
                 where = (epoch, day.name, number)
                 mask = self._add_items(arrays, window.left_out(here), len(batch), known, where)
                 yield self._batch(day.name, batch, arrays | {"mask": mask})

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankfall.data.impressions.items import differ, find_items, version_rows
 from rankfall.data.impressions.loader.window import Column, lengths_of, mask_of, numbers
-from rankfall.data.impressions.schema import VOCABULARIES, item_schema
+from rankfall.data.impressions.schema import ITEMS, VERSIONS, VOCABULARIES, item_schema, version_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
@@ -30,41 +32,82 @@ class Pool:
 
     items: NDArray[np.int32]
     features: Arrays
-    places: Rows | None = None  # the rows of the items in `features`; by default they have the same order
+    places: Rows | NDArray[np.int32] | None = (
+        None  # the rows of the items in `features`; by default they have the same order
+    )
 
 
 class KnownItems:
     """The items of a log, each from the first day on which an impression has it, also among its left-out items.
 
     Items are not drawn before they are known: a model would see them as negatives only, and what it learns from that is
-    wrong on the days on which they appear.
+    wrong on the days on which they appear. They have the features that requests of the day see, see
+    :mod:`rankfall.data.impressions.items`.
     """
 
     def __init__(self, log: ImpressionLog, layout: Layout, last: str, first_days: ItemFirstSeen) -> None:
         """Read the days up to `last`, except those that `first_days` has read already."""
-        self._pool = _all_items(log, layout)
+        self._items, self._features, self._versions = _all_items(log, layout)
         self._days = list(log.days)[: list(log.days).index(last) + 1]
-        self._first = first_days.numbers(log, self._days, self._pool.items)
+        self._first = first_days.numbers(log, self._days, self._items)
+        self._rows: tuple[str, NDArray[np.int32]] | None = None
+        count = len(self._items)
+        owners = None if self._versions is None else find_items(self._items, self._versions["item"].to_numpy())[0]
+        self._changing = [
+            name
+            for name, values in self._features.items()
+            if owners is not None and differ(values[owners], values[count:]).any()
+        ]
 
     def until(self, day: str) -> Pool:
         """Return the items known at the end of a day."""
         places = np.flatnonzero(self._first <= self._days.index(day))
-        if len(places) == len(self._first):
-            return self._pool
         if not len(places):
-            return Pool(NOTHING, self._pool.features)
-        return Pool(self._pool.items[places], self._pool.features, places)
+            return Pool(NOTHING, self._features)
+        if self._versions is not None:
+            return Pool(self._items[places], self._features, self._rows_on(day)[places])
+        if len(places) == len(self._first):
+            return Pool(self._items, self._features)
+        return Pool(self._items[places], self._features, places)
 
     def count_until(self, day: str) -> int:
         """Return the number of items known at the end of a day."""
         return int((self._first <= self._days.index(day)).sum())
 
+    def look_up(self, arrays: Arrays, day: str) -> None:
+        """Give the items of lists the features that drawn items have, so that these do not tell both apart.
 
-def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
+        Args:
+            arrays: The columns of the impressions, whose features of items are replaced.
+            day: The day of the impressions.
+        """
+        if not self._changing:
+            return
+        places, known = find_items(self._items, arrays["item"])
+        rows, everywhere = self._rows_on(day)[places], known.all()
+        for name in self._changing:
+            values = self._features[name].take(rows, axis=0)
+            if not everywhere:
+                values[~known] = arrays[name][~known]
+            arrays[name] = values
+
+    def _rows_on(self, day: str) -> NDArray[np.int32]:
+        """Return the row of the features of each item that requests of a day see."""
+        assert self._versions is not None
+        if self._rows is None or self._rows[0] != day:
+            self._rows = day, version_rows(self._items, self._versions, day)
+        return self._rows[1]
+
+
+def _all_items(log: ImpressionLog, layout: Layout) -> tuple[NDArray[np.int32], Arrays, pa.Table | None]:
+    """Return the items, the features of their newest and then of their earlier versions, and the latter."""
     table = log.items().combine_chunks()
+    versions = log.item_versions()
     ids = table.schema.field("id").type if "id" in table.schema.names else None
     if table.schema != item_schema(log.spec, ids=ids):
-        raise ValueError(f"path: {log.path / 'items.arrow'} does not match the spec of its log")
+        raise ValueError(f"path: {log.path / ITEMS} does not match the spec of its log")
+    if versions is not None and versions.schema != version_schema(log.spec):
+        raise ValueError(f"path: {log.path / VERSIONS} does not match the spec of its log")
     if not len(table):
         raise ValueError(f"negatives: the item table of {log.path} is empty, expected items to draw from")
     # the table may be newer than the log, which is then limited to the ids that it knows
@@ -73,7 +116,12 @@ def _all_items(log: ImpressionLog, layout: Layout) -> Pool:
     }
     columns = [replace(column, rows=known.get(column.name)) for column in _features(layout)]
     features = {column.name: column.limited(numbers(table[column.name].chunk(0), column)) for column in columns}
-    return Pool(table["item"].chunk(0).to_numpy(), features)
+    if versions is not None:
+        versions = versions.combine_chunks()
+        for column in columns:
+            earlier = column.limited(numbers(versions[column.name].chunk(0), column))
+            features[column.name] = np.concatenate([features[column.name], earlier])
+    return table["item"].chunk(0).to_numpy(), features, versions
 
 
 def pool_of_batch(arrays: Arrays, layout: Layout) -> Pool:

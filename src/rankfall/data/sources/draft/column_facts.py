@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.sources.draft.column_words import MOMENT, words
 from rankfall.data.sources.rows.column_types import text_type
-from rankfall.data.sources.rows.row_files import RowFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
     from rankfall.data.impressions.spec import Unit
+    from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
+
+    OnInvalid = Callable[[RowFile, InvalidRow], None]
 
 Kind = Literal["empty", "truth", "whole", "number", "text", "time", "list", "vector", "other"]
 
+_KEY = "\1key"
 SAMPLE_ROWS = 60_000
 SAMPLE_FILES = 8
-JSON_SUFFIXES = (".jsonl", ".ndjson")
 _EPOCHS: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6}
-_NUMBERS = 0.98  # share of the values of a column of numbers that are numbers: a few may be words such as "unknown"
+_USUAL = 0.98  # share of the values of a column of numbers or times that are such: a few may be words such as "unknown"
 _EARLIEST, _LATEST = 946_684_800, 2_208_988_800  # 2000 and 2040, in seconds
 
 
@@ -43,7 +44,7 @@ class ColumnFacts:
         unit: Unit of a time that is a whole number.
         size: Length of all vectors of a column of vectors.
         examples: Some values, for people.
-        words: Some texts in a column of numbers; they count as missing.
+        words: Some other texts in a column of numbers, where they count as missing, or of times.
     """
 
     name: str
@@ -108,11 +109,12 @@ class Sample:
         return len(self.frame) / max(1, self.facts[key].distinct)
 
 
-def read_sample(files: Sequence[RowFile | Path]) -> Sample:
+def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
     """Read some rows of some of the files, and collect facts about their columns.
 
     Args:
-        files: Files of rows; paths are files of JSON lines.
+        files: Files of rows.
+        on_invalid: Receives rows that cannot be read, which are left out.
 
     Raises:
         ValueError: If files cannot be read, have no rows, or have different columns.
@@ -120,7 +122,7 @@ def read_sample(files: Sequence[RowFile | Path]) -> Sample:
     chosen = [files[len(files) * number // SAMPLE_FILES] for number in range(SAMPLE_FILES)]
     chosen = list(dict.fromkeys(chosen))
     limit = SAMPLE_ROWS // len(chosen)
-    heads = [_head(file, limit + 1) for file in chosen]
+    heads = [_head(file, limit + 1, on_invalid) for file in chosen]
     is_complete = len(chosen) == len(files) and all(len(head) <= limit for head in heads)
     try:
         frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
@@ -132,19 +134,50 @@ def read_sample(files: Sequence[RowFile | Path]) -> Sample:
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
         raise ValueError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
-    facts = {name: replace(_facts(typed[name]), words=_words(frame[name], typed[name])) for name in typed.columns}
-    return Sample(typed, facts, is_complete)
+    return Sample(typed, _all_facts(frame, typed), is_complete)
 
 
-def _head(file: RowFile | Path, rows: int) -> pl.DataFrame:
-    if not isinstance(file, RowFile):
-        try:
-            return pl.read_ndjson(file, infer_schema_length=None).head(rows)
-        except pl.exceptions.PolarsError as error:
-            raise ValueError(f"{file} is no file of JSON lines ({error})") from None
+def with_table(sample: Sample, files: Sequence[RowFile], key: str, on_invalid: OnInvalid) -> Sample:
+    """Join the columns of a table to a sample; columns that the sample has already stay as they are.
+
+    Args:
+        sample: Rows and facts.
+        files: The files of the table.
+        key: The column by which it is joined.
+        on_invalid: Receives rows that cannot be read, which are left out.
+
+    Raises:
+        ValueError: If a file has no such column, or if a key occurs twice.
+    """
+    rows = sample.frame.with_columns(pl.col(key).cast(pl.String).alias(_KEY))
+    keys = rows.select(_KEY).unique()
+    parts: list[pl.DataFrame] = []
+    for file in files:
+        if key not in (columns := file.columns()):
+            raise ValueError(f"{file}: found no column {key!r}, as in the log; the columns are {', '.join(columns)}")
+        with_keys = (
+            batch.with_columns(pl.col(key).cast(pl.String).alias(_KEY)) for batch in _batches(file, on_invalid)
+        )
+        parts += [batch.join(keys, on=_KEY, how="semi") for batch in with_keys]
+    table = pl.concat(parts, how="diagonal_relaxed")
+    if (repeated := table[_KEY].is_duplicated()).any():
+        raise ValueError(f"{files[0]}: {key} {table[_KEY].filter(repeated).min()!r} occurs twice")
+    added = [name for name in table.columns if name not in rows.columns]
+    joined = rows.join(table.select(_KEY, *added), on=_KEY, how="left", maintain_order="left").select(added)
+    typed = joined.select(_typed(joined[name]) for name in added)
+    return replace(
+        sample, frame=sample.frame.hstack(typed.get_columns()), facts=sample.facts | _all_facts(joined, typed)
+    )
+
+
+def _all_facts(raw: pl.DataFrame, typed: pl.DataFrame) -> dict[str, ColumnFacts]:
+    return {name: replace(_facts(typed[name]), words=_words(raw[name], typed[name])) for name in typed.columns}
+
+
+def _head(file: RowFile, rows: int, on_invalid: OnInvalid) -> pl.DataFrame:
     parts: list[pl.DataFrame] = []
     left = rows
-    for batch in _batches(file):
+    for batch in _batches(file, on_invalid):
         parts.append(batch.head(left))
         left -= len(batch)
         if left <= 0:
@@ -152,8 +185,9 @@ def _head(file: RowFile | Path, rows: int) -> pl.DataFrame:
     return pl.concat(parts) if parts else pl.DataFrame(schema=file.columns())
 
 
-def _batches(file: RowFile) -> Iterator[pl.DataFrame]:
-    return file.batches([name for name in file.columns() if name])  # a column without a name cannot be used
+def _batches(file: RowFile, on_invalid: OnInvalid) -> Iterator[pl.DataFrame]:
+    columns = [name for name in file.columns() if name]  # a column without a name cannot be used
+    return file.batches(columns, partial(on_invalid, file))
 
 
 def _typed(values: pl.Series) -> pl.Series:
@@ -180,13 +214,17 @@ def _mostly_numbers(values: pl.Series) -> pl.Series:
     numbers = values.cast(pl.Float64, strict=False)
     has_decimals = bool(values.str.contains(r"^-?\d+\.\d+$").any())
     present = len(values) - values.null_count()
-    is_number = has_decimals and len(numbers) - numbers.null_count() >= _NUMBERS * present
+    is_number = has_decimals and len(numbers) - numbers.null_count() >= _USUAL * present
     return numbers if is_number and not _has_leading_zeros(values) else values
 
 
 def _words(raw: pl.Series, typed: pl.Series) -> tuple[str, ...]:
-    """Return some of the texts that are missing in a column of numbers."""
-    if raw.dtype != pl.String or not typed.dtype.is_numeric():
+    """Return some of the texts that are missing in a column of numbers, or are no times in a column of times."""
+    if raw.dtype != pl.String:
+        return ()
+    if typed.dtype == pl.String and _are_times(typed.drop_nulls()):
+        typed = parse_times(typed, None, "UTC")
+    elif not typed.dtype.is_numeric():
         return ()
     return tuple(raw.filter(typed.is_null() & raw.is_not_null()).unique(maintain_order=True).head(3).to_list())
 
@@ -223,7 +261,7 @@ def _kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:
         return "number", None, 0
     if isinstance(kind, pl.Date | pl.Datetime):
         return "time", None, 0
-    if kind != pl.String:
+    if kind != pl.String or present.head(20).str.contains(r"^\s*\{").all():  # JSON objects are text
         return "other", None, 0
     return ("time", None, 0) if _are_times(present) else ("text", None, 0)
 
@@ -257,13 +295,9 @@ def share(values: pl.Series) -> float:
 
 
 def _are_times(present: pl.Series) -> bool:
-    if not present.head(20).str.contains(r"^\s*\d{4}-\d\d-\d\d").all():
+    if share(present.head(1000).str.contains(r"^\s*\d{4}-\d\d-\d\d")) < _USUAL:
         return False
-    try:
-        to_times(present.unique(), None, "UTC")
-    except ValueError:
-        return False
-    return True
+    return parse_times(present, None, "UTC").null_count() <= (1 - _USUAL) * len(present)
 
 
 def _comparable(values: pl.Series) -> pl.Series:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _NAMES = {2: ["retrieval", "ranking"], 3: ["retrieval", "preranking", "ranking"]}
 MOST_STEPS = 3
+_LARGER = 2  # items of a log over those of a list, from which recall on lists says little about a service
+_LEAST_NEGATIVES, _MOST_NEGATIVES = 20, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class LogShape:
         relevant_stage: Number of the stage from which on items are relevant; None if a column says it.
         requests_per_day: Mean number of requests per day.
         has_sequences: Whether the log has behaviour sequences.
+        catalogue: Number of items.
+        changing: Item features that differ between requests of one day, so that random items have no value of them.
     """
 
     path: str
@@ -37,6 +41,8 @@ class LogShape:
     relevant_stage: int | None
     requests_per_day: float
     has_sequences: bool
+    catalogue: int
+    changing: list[str]
 
 
 def draft_cascade_config(shape: LogShape) -> str:
@@ -58,8 +64,9 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
     yield f"  valid: {quoted(valid)}                     # chooses the best epoch"
     if test is not None:
         yield f"  test: {quoted(test)}                      # for the final evaluation only"
-    if not shape.stages:
-        yield "  negatives: 20                           # no funnel: random items stand for those that were not shown"
+    if shape.stages and shape.relevant_stage is None:
+        yield "  labels: relevance                       # train all objectives on what is evaluated, not on stages"
+    yield from _all_items(shape)
     yield f"relevant: {relevant:<32}# mean number of relevant items of requests that have some"
     yield "stages:                                   # quotas: items that each stage keeps, fewer than arrive; check"
     for name, quota, kind, depth in _steps(shape, relevant):
@@ -69,6 +76,18 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
     yield "objective: {name: lcron, topk: {name: lapsum_topk, tau: 1.0}}"
     yield "optimizer: {lr: 0.01}"
     yield f"training: {{epochs: 3, batch: {_batch(shape.requests_per_day * len(train))}}}"
+
+
+def _all_items(shape: LogShape) -> Iterator[str]:
+    """Train and validate on items outside the lists: a service ranks all of them."""
+    length = sum(shape.items)
+    if shape.changing:
+        changing = ", ".join(shape.changing)
+        yield f"  # no random items, because features of items differ between requests: {changing}"
+    elif shape.catalogue >= _LARGER * length or not shape.stages:
+        negatives = max(1, min(max(_LEAST_NEGATIVES, round(2 * length)), _MOST_NEGATIVES, shape.catalogue // 2))
+        yield f"  negatives: {negatives:<29}# random items in each training list: a service ranks all items"
+        yield "  length: all                             # validation and test over all items, as in a service"
 
 
 def split_days(days: Sequence[str]) -> tuple[list[str], str, str | None]:
@@ -93,15 +112,21 @@ def _range(days: Sequence[str]) -> str:
 
 
 def _steps(shape: LogShape, relevant: int) -> Iterator[tuple[str, int, str, int]]:
-    """Return name, quota, model and first logged stage of each stage of the cascade."""
+    """Return name, quota, model and first logged stage of each stage of the cascade.
+
+    A quota is the number of items that reached the next stage of the log. If a column says which items are relevant and
+    the log has at most `MOST_STEPS` stages, one more stage keeps half of the items that reached the last one.
+    """
     reached = [sum(shape.items[depth:]) for depth in range(len(shape.items))]
-    depths = list(range(len(shape.items) if shape.relevant_stage is None else shape.relevant_stage)) or [0]
-    if len(depths) > MOST_STEPS:
-        depths = [0, depths[len(depths) // 2], depths[-1]]
-    last = reached[depths[-1]] / 2 if shape.relevant_stage is None else reached[shape.relevant_stage]
-    kept = [reached[depth] for depth in depths[1:]] + [last]
+    kept = reached[1:] if shape.relevant_stage is None else reached[1 : shape.relevant_stage + 1] or reached[:1]
+    if shape.relevant_stage is None and len(kept) < MOST_STEPS:
+        kept = [*kept, reached[-1] / 2]
+    steps = list(range(len(kept)))
+    if len(steps) > MOST_STEPS:
+        steps = [0, len(steps) // 2, len(steps) - 1]
+    depths, kept = [0, *(step + 1 for step in steps[:-1])], [kept[step] for step in steps]
     if len(depths) == 1:
-        depths, kept = [0, 0], [(reached[0] + last) / 2, last]
+        depths, kept = [0, 0], [(reached[0] + kept[0]) / 2, kept[0]]
     quota = max(1, int(reached[0]))
     for number, (depth, count) in enumerate(zip(depths, kept, strict=True)):
         quota = max(1, min(quota, max(relevant, round(count))))

@@ -12,28 +12,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
-from rankfall.data.sources.draft.column_facts import JSON_SUFFIXES, read_sample
+from rankfall.data.sources.draft.column_facts import read_sample, share, with_table
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.guess_roles import guess_roles
+from rankfall.data.sources.draft.evidence import CONSTANT
+from rankfall.data.sources.draft.guess_roles import guess_roles, guess_table_columns
 from rankfall.data.sources.draft.roles import parse_given
 from rankfall.data.sources.object_storage import is_url
-from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, find_row_files
+from rankfall.data.sources.rows.row_files import SUFFIXES, find_row_files
 from rankfall.data.sources.rows.row_inputs import Step
 from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rankfall._engine import Report
     from rankfall.data.sources.draft.column_facts import Sample
-    from rankfall.data.sources.draft.roles import Guesses
+    from rankfall.data.sources.draft.roles import Guesses, Role
+    from rankfall.data.sources.rows.columns import Origin
+    from rankfall.data.sources.rows.raw_log import Tables
+    from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress
 
 SPEC, CONFIG = "spec.yaml", "config.yaml"
+_DAY = "\1day"
 LETOR_SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat")
 _LETOR_LINE = re.compile(rb"^\s*[+-]?[\d.]+\s+qid:\S+\s+\d+:")
 _ROLES_OF_SPLITS = {"train": ("train",), "valid": ("vali", "valid", "dev"), "test": ("test",)}
@@ -65,6 +70,8 @@ def draft_files(
     out: Path,
     *,
     roles: Iterable[str] = (),
+    items: Path | str | None = None,
+    users: Path | str | None = None,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> Draft:
     """Draft the description of a log and the configuration of a training run.
@@ -73,6 +80,8 @@ def draft_files(
         sources: Files of rows, directories of them or their URLs, a prepared log, prepared lists, or LETOR text.
         out: Directory in which the files will be written.
         roles: Roles of columns that are known, ``ROLE=COLUMN``.
+        items: A table with more columns of items.
+        users: A table with more columns of users.
         on_progress: Receives the name of a step, the amount done, and the total if it is known.
 
     Raises:
@@ -80,7 +89,9 @@ def draft_files(
     """
     given = list(roles)
     paths = [Path(source) for source in sources if not is_url(source)]
-    if len(paths) == len(sources):
+    tables: dict[Origin, Path | str | None] = {"items": items, "users": users}
+    named = {origin: table for origin, table in tables.items() if table is not None}
+    if len(paths) == len(sources) and not named:
         if len(paths) == 1 and is_log(paths[0]):
             return _from_log(paths[0], out, given)
         if len(paths) == 1 and is_prepared(paths[0]):
@@ -88,21 +99,91 @@ def draft_files(
         if found := _letor_files(paths):
             return _from_letor(found, out, given)
     steps = partial(Step, on_progress=on_progress)
-    with local_rows(sources, {}, steps) as (files, _):
-        return _from_rows(_row_files(files), " ".join(map(_argument, sources)), out, given, steps("reading days", None))
+    with local_rows(sources, named, steps) as (files, found_tables):
+        rows = _RowSources(find_row_files(files), _table_files(found_tables), [*map(str, sources)], named)
+        return _from_rows(rows, out, given, steps("reading days", None))
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _from_rows(files: Sequence[RowFile | Path], names: str, out: Path, given: list[str], on_rows: Report) -> Draft:
-    sample = read_sample(files)
-    guesses = guess_roles(sample, parse_given(given, list(sample.facts)))
+_KEYS: dict[Origin, Role] = {"items": "item", "users": "user"}  # by which tables are joined
+
+
+@dataclass
+class _RowSources:
+    """The files of a log and of its tables, and how a command names them."""
+
+    files: list[RowFile]
+    tables: dict[Origin, list[RowFile]]
+    names: list[str]
+    named_tables: Mapping[Origin, Path | str]
+    invalid: dict[tuple[str, int], str] = field(default_factory=dict)  # by file and row
+
+    def on_invalid(self, file: RowFile, row: InvalidRow) -> None:
+        """Remember a row that cannot be read."""
+        self.invalid[str(file), row.row] = row.found
+
+    def set_tables_apart(self) -> list[RowFile]:
+        """Take files with other columns, such as a catalogue in the same directory, out of the log; return them."""
+        given = {file.path.resolve() for files in self.tables.values() for file in files}
+        left = [file for file in self.files if file.path.resolve() not in given]
+        columns = {file: {*file.columns()} for file in left}
+        sizes: dict[frozenset[str], int] = {}
+        for file in left:
+            header = frozenset(columns[file])
+            sizes[header] = sizes.get(header, 0) + file.path.stat().st_size
+        most = max(sizes, key=lambda header: sizes[header], default=frozenset())
+        log = [file for file in left if 2 * len(columns[file] & most) >= len(most)]
+        if len(log) < len(self.files):
+            self.files, self.names = log, [str(file) for file in log]
+        return [file for file in left if file not in log]
+
+    def find_table(self, file: RowFile, guesses: Guesses) -> str | None:
+        """Use a file as the table of items or of users if it has one row for each; otherwise return what to check."""
+        for origin, role in _KEYS.items():
+            key = guesses.one(role)
+            if key is None or key not in file.columns() or origin in self.tables:
+                continue
+            ids = pl.concat(batch[key] for batch in file.batches([key], partial(self.on_invalid, file)))
+            if not ids.is_duplicated().any():
+                self.tables[origin] = [file]
+                self.named_tables = {**self.named_tables, origin: str(file)}
+                return f"{file} has other columns than the log and one row per {role}, and is used with --{origin}"
+        return f"{file} has other columns than the log and was left out; --items and --users name tables"
+
+
+def _table_files(tables: Tables) -> dict[Origin, list[RowFile]]:
+    return {
+        origin: find_row_files(table if isinstance(table, list) else [table])
+        for origin, table in tables.items()
+        if table is not None
+    }
+
+
+def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) -> Draft:
+    beside = rows.set_tables_apart()
+    sample = read_sample(rows.files, rows.on_invalid)
+    of_tables = [name for files in [*rows.tables.values(), beside] for file in files for name in file.columns()]
+    known = parse_given(given, list(dict.fromkeys([*sample.facts, *of_tables])))
+    guesses = guess_roles(sample, {column: role for column, role in known.items() if column in sample.facts})
+    guesses.checks += filter(None, (rows.find_table(file, guesses) for file in beside))
+    for origin, files in rows.tables.items():
+        if (key := guesses.one(_KEYS[origin])) is None:
+            raise ValueError(f"{origin}: the log has no column of a {_KEYS[origin]}, by which this table is joined")
+        sample = with_table(sample, files, key, rows.on_invalid)
+    guess_table_columns(sample, guesses, {name: role for name, role in known.items() if name in sample.facts})
     draft = Draft(guesses=guesses, sample=sample, problems=guesses.problems, checks=guesses.checks)
     _check_stage_names(guesses)
     if draft.problems:
         return draft
-    days = _days(files, sample, guesses, on_rows)
+    days = _days(rows, sample, guesses, on_rows)
+    if rows.invalid:
+        (file, row), found = next(iter(rows.invalid.items()))
+        draft.checks.append(
+            f"{len(rows.invalid):,} rows cannot be read (the first is row {row + 1} of {file}: {found}), which prepare "
+            "refuses: prepare --check lists them, and --skip-bad drops them"
+        )
     log = "log"
     try:
         config = draft_cascade_config(_shape(sample, guesses, days, log))
@@ -110,25 +191,14 @@ def _from_rows(files: Sequence[RowFile | Path], names: str, out: Path, given: li
         draft.problems.append(str(error))
         return draft
     draft.files = {SPEC: draft_spec(sample, guesses), CONFIG: config}
-    if any(not isinstance(file, RowFile) for file in files):
-        draft.checks.append("'rankfall prepare rows' reads no JSON lines: write the rows to a Parquet file first")
-        names = "rows.parquet"
+    names = " ".join(map(_argument, rows.names))
+    tables = "".join(f" --{origin} {_argument(name)}" for origin, name in rows.named_tables.items())
     draft.next = [
-        f"rankfall prepare rows {names} --spec {_argument(out / SPEC)} --out {log}",
+        f"rankfall prepare rows {names}{tables} --spec {_argument(out / SPEC)} --out {log}",
         f"rankfall data {log}",
         f"rankfall train {_argument(out / CONFIG)} --out run",
     ]
     return draft
-
-
-def _row_files(sources: Sequence[Path | RowFile]) -> list[RowFile | Path]:
-    lines = [path for path in sources if isinstance(path, Path) and path.name.endswith(JSON_SUFFIXES)]
-    if lines and len(lines) < len(sources):
-        raise ValueError("found JSON lines and other files, expected files of one format")
-    for path in lines:
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist")
-    return [*lines] if lines else [*find_row_files(sources)]
 
 
 def _argument(path: Path | str) -> str:
@@ -146,13 +216,13 @@ def _check_stage_names(guesses: Guesses) -> None:
         )
 
 
-def _days(files: Sequence[RowFile | Path], sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
+def _days(rows: _RowSources, sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
     """Return the names of all days of the log in their order."""
     time, day = guesses.one("time"), guesses.one("day")
     column = day or time
     assert column is not None
     found: set[Any] = set()
-    for values in _values(files, column):
+    for values in _values(rows, column):
         on_rows(len(values))
         found |= set((values if day else _dates(values, sample.facts[column].unit)).drop_nulls().unique().to_list())
     if day and sample.frame[column].dtype.is_integer():
@@ -160,19 +230,16 @@ def _days(files: Sequence[RowFile | Path], sample: Sample, guesses: Guesses, on_
     return sorted(map(str, found))
 
 
-def _values(files: Sequence[RowFile | Path], column: str) -> Iterator[pl.Series]:
-    for file in files:
-        if isinstance(file, RowFile):
-            for batch in file.batches([column]):
-                yield batch[column]
-        else:
-            yield pl.read_ndjson(file, infer_schema_length=None)[column]
+def _values(rows: _RowSources, column: str) -> Iterator[pl.Series]:
+    for file in rows.files:
+        for batch in file.batches([column], partial(rows.on_invalid, file)):
+            yield batch[column]
 
 
 def _dates(values: pl.Series, unit: Any) -> pl.Series:
     if unit is not None and values.dtype == pl.String:
-        values = values.cast(pl.Int64)
-    return to_times(values, unit, "UTC").dt.strftime("%Y-%m-%d")
+        values = values.cast(pl.Int64, strict=False)
+    return parse_times(values, unit, "UTC").dt.strftime("%Y-%m-%d")
 
 
 def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogShape:
@@ -188,6 +255,8 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
     time = guesses.one("day") or guesses.one("time")
     assert time is not None
     seen = sample.frame[time] if guesses.one("day") else _dates(sample.frame[time], sample.facts[time].unit)
+    item = guesses.one("item")
+    assert item is not None
     return LogShape(
         path=path,
         days=days,
@@ -198,7 +267,17 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         requests_per_day=requests / max(1, seen.n_unique()),
         has_sequences=bool(guesses.all("sequence"))
         or (label is not None and None not in (guesses.one("user"), guesses.one("time"))),
+        catalogue=sample.facts[item].distinct,
+        changing=_changing(sample, guesses, item, seen),
     )
+
+
+def _changing(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
+    """Return the features of items that often have several values for one item on one day."""
+    names = [name for name in guesses.all("item_feature") if sample.facts[name].kind != "vector"]
+    rows = sample.frame.with_columns(days.alias(_DAY)).group_by(item, _DAY)
+    counts = rows.agg(pl.col(name).drop_nulls().n_unique() for name in names)
+    return [name for name in names if share(counts[name] <= 1) < CONSTANT]
 
 
 # --- prepared data ----------------------------------------------------------------------------------------------------
@@ -216,7 +295,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
     list_of_item = np.repeat(np.arange(requests), lengths)
     positives = np.bincount(list_of_item[relevance > 0], minlength=requests)
     names = list(log.manifest["stages"])
-    relevant_stage = log.manifest["spec"]["relevant"].get("stage")
+    about, relevant_stage = log.manifest["about"], log.manifest["spec"]["relevant"].get("stage")
     shape = LogShape(
         path=str(path),
         days=list(log.days),
@@ -226,6 +305,8 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
         relevant_stage=names.index(relevant_stage) if relevant_stage else None,
         requests_per_day=float(requests),
         has_sequences=bool(log.features.sequences),
+        catalogue=len(log.items()),
+        changing=list(log.spec.features.item) if about.get("item_features") == "per request" else [],
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},

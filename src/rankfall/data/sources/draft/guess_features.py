@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rankfall.data.sources.draft.column_facts import ColumnFacts
     from rankfall.data.sources.draft.evidence import Evidence
 
+_SEVERAL = 0.1  # share of different texts with a separator from which on a column has several values in one text
+
 
 def guess_features(seen: Evidence) -> None:
     """Guess whether the remaining columns describe users, requests or items."""
@@ -25,8 +27,12 @@ def guess_features(seen: Evidence) -> None:
             seen.set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
         elif _are_dates(facts):
             seen.set(facts.name, "ignore", "medium", "dates; a model would not know those of tomorrow")
-        elif facts.kind == "text" and SEQUENCE & set(words(facts.name)) and " " in facts.examples[0]:
-            seen.set(facts.name, "ignore", "medium", "text of several values; a sequence needs a column of lists")
+        elif facts.kind == "text" and (mark := _separator(seen, facts)):
+            seen.set(facts.name, "ignore", "medium", f"several values in one text, separated by {mark!r}")
+            seen.guesses.checks.append(
+                f"{facts.name} has several values in one text, separated by {mark!r}, and is not used: a feature has "
+                "one value, so add a column for each of the values that matter; a sequence needs a column of lists"
+            )
         elif facts.kind == "text" and facts.distinct > 0.5 * len(seen.frame):
             seen.set(facts.name, "ignore", "medium", "text that is different in most rows")
         elif of_request and seen.is_constant(user, facts.name):
@@ -37,6 +43,19 @@ def guess_features(seen: Evidence) -> None:
             seen.set(facts.name, "item_feature", "high", f"one value per {item}")
         else:
             seen.set(facts.name, "item_feature", "medium", f"differs within a request, and for one {item}")
+
+
+def _separator(seen: Evidence, facts: ColumnFacts) -> str | None:
+    """Return what separates the values of a text that has several of them, which occur in other texts, too."""
+    values = seen.frame[facts.name].drop_nulls().unique()
+    is_sequence = bool(SEQUENCE & set(words(facts.name)))
+    for mark in ("|", ";", ",", " ") if is_sequence else ("|", ";", ","):
+        parts = values.str.split(mark)
+        if share(parts.list.len() > 1) < _SEVERAL:
+            continue
+        if mark == "|" or is_sequence or parts.list.explode().str.strip_chars().n_unique() < len(values):
+            return mark
+    return None
 
 
 def _are_dates(facts: ColumnFacts) -> bool:

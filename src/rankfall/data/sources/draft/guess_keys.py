@@ -191,7 +191,8 @@ def check_keys(seen: Evidence) -> None:
     for name, guess in seen.found.items():
         if (texts := seen.facts[name].words) and guess.role != "ignore":
             found = ", ".join(map(repr, texts))
-            seen.guesses.checks.append(f"{name} has texts among its numbers ({found}), which prepare refuses: {advice}")
+            kind = "times" if seen.facts[name].kind == "time" else "numbers"
+            seen.guesses.checks.append(f"{name} has texts among its {kind} ({found}), which prepare refuses: {advice}")
 
 
 def check_request(seen: Evidence) -> None:

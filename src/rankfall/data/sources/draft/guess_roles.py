@@ -47,3 +47,18 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
             seen.set(name, "ignore", "low", "no role was found")
     seen.guesses.of = {name: seen.found[name] for name in seen.facts}
     return seen.guesses
+
+
+def guess_table_columns(sample: Sample, guesses: Guesses, given: Mapping[str, Role]) -> None:
+    """Guess the roles of columns that come from tables, after those of the log.
+
+    Args:
+        sample: Rows and facts, with the columns of the tables.
+        guesses: The roles of the columns of the log, to which the others are added.
+        given: Roles by column that are already decided.
+    """
+    seen = Evidence(sample, given)
+    seen.guesses, seen.found = guesses, {**seen.found, **guesses.of}
+    ignore_empty_columns(seen)
+    guess_features(seen)
+    guesses.of = {name: seen.found[name] for name in seen.facts}

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.row_inputs import OnProgress, RowInputs
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source
-    from rankfall.data.sources.rows.write_days import Inspect
+    from rankfall.data.sources.rows.write_days import Inspect, MostNew
 
 
 def append_rows(
@@ -61,6 +61,7 @@ def append_rows(
     requests: Path | str | None = None,
     reopen: bool = False,
     grow: bool = False,
+    most_new: MostNew = lambda table, known, found: found,
     skip_bad: int | None = None,
     about: Mapping[str, Any] = MappingProxyType({}),
     inspect: Inspect = lambda impressions, state: None,
@@ -80,6 +81,8 @@ def append_rows(
         reopen: The rows may also be late rows of the newest day, which is written again with them.
         grow: Give new values of vocabularies ids behind the known ones, day by day. By default they count as never
             seen.
+        most_new: Returns how many new values of an embedding table get ids on a day, the most frequent ones, from the
+            name of the table, its number of values and that of the new ones.
         skip_bad: Check the rows first and drop bad ones, at most this many.
         about: Entries of the provenance in the manifest that are replaced; tables are added to the present ones.
         inspect: Receives impressions, and the state of their day, before the log has them; if it raises an error, the
@@ -104,6 +107,7 @@ def append_rows(
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
             inputs = _with_newest(inputs, state) if reopen else inputs
+            check_tables(log, inputs.tables)
             with pointing_to_check("log"):
                 on_text = Step("reading types of text files", None, on_progress)
                 raw = RawLog.open(spec, inputs.files, inputs.tables, on_text, engine, types=state.types())
@@ -118,6 +122,7 @@ def append_rows(
                 inputs,
                 about,
                 grow=grow,
+                most_new=most_new,
                 inspect=inspect,
                 engine=engine,
                 on_progress=on_progress,
@@ -141,6 +146,7 @@ def _append(
     replaced: Mapping[str, Any],
     *,
     grow: bool,
+    most_new: MostNew,
     inspect: Inspect,
     engine: Engine,
     on_progress: OnProgress,
@@ -162,6 +168,7 @@ def _append(
             on_rows=Step("writing", order.rows, on_progress),
             engine=engine,
             growing=order.days if grow else (),
+            most_new=most_new,
             before_last=lambda before: before.save(directory / "before"),
             inspect=inspect,
         )
@@ -177,17 +184,32 @@ def _append(
         appended_provenance(about, {**made, **replaced, **inputs.about}, [*kept, *order.days], raw.spec),
         state.encoding,
         {STATE: entry, **growth_entry(state)},
+        state.items.versions,
     )
     remove_other_states(appender.log, entry)
 
 
+def check_tables(log: ImpressionLog, tables: Mapping[Origin, object]) -> None:
+    """Check that new rows of a log come with the tables that have some of its columns.
+
+    Raises:
+        ValueError: If a table is missing.
+    """
+    for origin in sorted({origin for origin, _ in StoredState(log).types()} - {"log"}):
+        if tables.get(origin) is None:
+            raise ValueError(
+                f"append: {log.path}: this log was prepared with --{origin}; pass the table again, which has the "
+                f"{origin} of the new rows"
+            )
+
+
 def check_same_description(spec: Spec, log: ImpressionLog) -> None:
-    """Check that a description differs from that of a log in its `source` at most.
+    """Check that a description differs from that of a log in `source` and `events` at most.
 
     Raises:
         ValueError: If another key differs.
     """
-    ours, theirs = (some.model_dump(mode="json", exclude={"source"}) for some in (spec, log.spec))
+    ours, theirs = (some.model_dump(mode="json", exclude={"source", "events"}) for some in (spec, log.spec))
     for key, value in ours.items():
         if value != theirs[key]:
             raise ValueError(f"spec: {key} differs from the description of {log.path}, to which days are appended")

@@ -165,9 +165,7 @@ def _batches(raw: RawLog, origin: Origin, columns: Sequence[str], file: RowFile,
     """Read the rows of a file. What cannot be read or converted is reported instead of raising an error."""
 
     def on_invalid(row: InvalidRow) -> None:
-        problem = "found another number of values than the file has columns"
-        text = f"{row.found} values for {row.expected} columns"
-        found.add(Kind("error", None, problem, "rows", "row"), 1, [Place(str(file), row.row + 1, text)])
+        found.add(Kind("error", None, row.problem, "rows", "row"), 1, [Place(str(file), row.row + 1, row.found)])
         found.drop(str(file), [row.row])
 
     seen = 0
@@ -191,8 +189,15 @@ def _typed(raw: RawLog, origin: Origin, columns: Sequence[str], file: RowFile, f
     return _Batch(file, pl.DataFrame(typed), lost)
 
 
-def _report(batch: _Batch, problems: Iterable[BadRows], found: Findings) -> pl.Series:
-    """Count the problems of rows; return which rows have an error."""
+def _report(batch: _Batch, problems: Iterable[BadRows], found: Findings, raw: RawLog | None = None) -> pl.Series:
+    """Count the problems of rows; return which rows have an error.
+
+    Args:
+        batch: The rows.
+        problems: Their problems.
+        found: Receives the problems.
+        raw: The log, if columns of tables were joined to the rows; the places of their problems are in the tables.
+    """
     nowhere = pl.Series([False]).new_from_index(0, len(batch.rows))
     bad, reported = nowhere, dict[str, pl.Series]()
     for problem in problems:
@@ -201,7 +206,13 @@ def _report(batch: _Batch, problems: Iterable[BadRows], found: Findings) -> pl.S
         if not mask.any():
             continue
         is_error = problem.level == "error"
-        places = [_place(batch, position, problem) for position in mask.arg_true()[:3]]
+        origin = "log" if raw is None else raw.origins.get(problem.column, "log")
+        places = [
+            _place(batch, position, problem)
+            if raw is None or origin == "log" or not raw.files[origin]  # a table without its key is not joined
+            else _place_in_table(raw, origin, batch, position, problem)
+            for position in mask.arg_true()[:3]
+        ]
         kind = Kind(problem.level, problem.column, problem.problem, "rows", "row" if is_error else None)
         found.add(kind, int(mask.sum()), places)
         if is_error:
@@ -214,6 +225,17 @@ def _report(batch: _Batch, problems: Iterable[BadRows], found: Findings) -> pl.S
 def _place(batch: _Batch, position: int, problem: BadRows) -> Place:
     found = None if problem.values is None else _shown(problem.values[position])
     return Place(str(batch.file), batch.rows[ROW][position] + 1, found)
+
+
+def _place_in_table(raw: RawLog, origin: Origin, batch: _Batch, position: int, problem: BadRows) -> Place:
+    """Return the place of a value that a table has, or lacks, for a row of the log."""
+    key, is_there = raw.key(origin), batch.rows[f"{_BAD}{origin}"][position] is not None
+    found = "nothing" if problem.values is None else _shown(problem.values[position])
+    return Place(
+        str(raw.files[origin][0]),
+        None,
+        f"{key} {batch.rows[key][position]!r}: {found if is_there else 'not in the table'}",
+    )
 
 
 def _shown(value: object) -> str:
@@ -303,7 +325,7 @@ class _RowCheck:
         if spec.time is not None and spec.time.column in rows.columns:
             times = parse_times(rows[spec.time.column], spec.time.unit, spec.zone).dt.epoch("ms")
             rows = rows.with_columns(times.alias(TIME))
-        bad = _report(batch, [*problems, *check_rows(rows, spec)], found)
+        bad = _report(batch._replace(rows=rows), [*problems, *check_rows(rows, spec)], found, raw)
         file = next(number for number, one in enumerate(raw.files["log"]) if one.path == batch.file.path)
         return self._keys(rows, file).filter(~bad)
 

@@ -1,4 +1,9 @@
-"""Behaviour sequences from the log itself: the events of a user before each request."""
+"""Behaviour sequences from the log itself: the events of a user before each request.
+
+Events have the time of their request, so several of them may have the same time. These are ordered by position, or by
+rank if the description names no position, then by the ids of request and item. A client of a service knows all of them,
+so it can send the history that the log has.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rankfall.data.impressions.column_hashing import combine, hash_values
 from rankfall.data.impressions.history import EventHistory
 from rankfall.data.impressions.requests import TIME, request_keys
 from rankfall.data.impressions.spec import column_of
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rankfall.data.impressions.spec import SequenceConfig, Spec
+
+_NO_PLACE = 2**62  # of items without a position or rank, which come last
 
 
 class PortionEvents(NamedTuple):
@@ -37,7 +43,10 @@ class SequenceHistories:
     def __init__(self, spec: Spec, events: Mapping[str, pl.DataFrame] = MappingProxyType({})) -> None:
         self._histories = {
             name: EventHistory(
-                sequence.max_length, [f"sequence.{name}.{feature}" for feature in sequence.features], events.get(name)
+                sequence.max_length,
+                [f"sequence.{name}.{feature}" for feature in sequence.features],
+                events.get(name),
+                ties=["request", "item"],
             )
             for name, sequence in _of_feedback(spec).items()
         }
@@ -65,7 +74,7 @@ def event_columns(spec: Spec) -> list[str]:
     for sequence in _of_feedback(spec).values():
         assert sequence.feedback is not None
         assert spec.time is not None  # validated by the spec
-        columns += [spec.time.column, sequence.feedback]
+        columns += [spec.time.column, sequence.feedback, *_place_columns(spec)]
         columns += [column_of(spec, name, spec.features.item[name]) for name in sequence.features]
     return list(dict.fromkeys(columns))
 
@@ -90,8 +99,16 @@ def _events(spec: Spec, rows: pl.DataFrame, name: str) -> pl.DataFrame:
         f"sequence.{name}.{feature}": pl.col(column_of(spec, feature, spec.features.item[feature]))
         for feature in sequence.features
     }
-    order = combine(hash_values(rows[spec.request]), hash_values(rows[spec.item]))
-    return rows.select(user=_user(spec), time=_times(spec, rows), order=pl.Series(order), **values)
+    place = pl.lit(0, pl.Int64)
+    for column in _place_columns(spec):
+        place = pl.when(pl.col(column) >= 0).then(pl.col(column)).otherwise(_NO_PLACE)
+    keys = {"order": place, "request": pl.col(spec.request), "item": pl.col(spec.item)}
+    return rows.select(user=_user(spec), time=_times(spec, rows), **keys, **values)
+
+
+def _place_columns(spec: Spec) -> list[str]:
+    """Return the column that orders the items of a request, if the log has one."""
+    return [column for column in (spec.position, spec.rank) if column is not None][:1]
 
 
 def _of_feedback(spec: Spec) -> dict[str, SequenceConfig]:

@@ -9,6 +9,7 @@
     LOG/state/NAME/newest/ORIGIN.parquet     and the rows of the newest day
 
     STATE/items.arrow                        the item table
+    STATE/item_versions.arrow                earlier versions of items, if there are any
     STATE/histories/SEQUENCE.parquet         the last events of every user
     STATE/unknown/ORIGIN.parquet             keys that a joined table did not have
     STATE/counts.json                        counts of rows, requests and values
@@ -40,7 +41,8 @@ from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import GrowingItems
 from rankfall.data.impressions.log import GROWTH, map_table
 from rankfall.data.impressions.log_writer import write_table, write_vocabularies
-from rankfall.data.impressions.schema import VOCABULARIES
+from rankfall.data.impressions.repeats import RepeatCounts
+from rankfall.data.impressions.schema import ITEMS, VERSIONS, VOCABULARIES
 from rankfall.data.sources.rows.log_sequences import SequenceHistories
 from rankfall.data.sources.rows.row_files import RowFile
 
@@ -71,6 +73,7 @@ class LogState:
     unknown: dict[Origin, pl.DataFrame] = field(default_factory=dict)  # keys that a table did not have
     unknown_requests: int = 0  # requests that the table of requests did not have
     growth: dict[str, dict[str, int]] = field(default_factory=dict)  # new values by day and embedding table
+    repeats: RepeatCounts = field(default_factory=RepeatCounts)  # of item features that change during a day
 
     def grow(self, day: str, found: Mapping[str, pl.Series]) -> None:
         """Give new values of a day ids behind those of the known ones.
@@ -91,7 +94,9 @@ class LogState:
     def save(self, directory: Path) -> None:
         """Write the state to a new directory."""
         make_directory(directory)
-        write_table(directory / "items.arrow", self.items.table.combine_chunks())
+        write_table(directory / ITEMS, self.items.table.combine_chunks())
+        if self.items.versions is not None:
+            write_table(directory / VERSIONS, self.items.versions)
         frames = {f"histories/{name}": events for name, events in self.histories.events().items()}
         frames |= {f"unknown/{origin}": keys.sort(keys.columns) for origin, keys in self.unknown.items()}
         for name, frame in frames.items():
@@ -99,30 +104,34 @@ class LogState:
             make_directory(path.parent)
             _write_frame(path, frame)
         counts = {"counts": self.counts.to_json(), "unknown_requests": self.unknown_requests}
+        counts |= {"repeats": self.repeats.to_json()} if self.repeats.closer or self.repeats.farther else {}
         write_file(directory / "counts.json", json.dumps(counts, sort_keys=True) + "\n")
 
     @classmethod
-    def load(cls, directory: Path, spec: Spec, log: ImpressionLog) -> Self:
+    def load(cls, directory: Path, spec: Spec, log: ImpressionLog, days: Sequence[str]) -> Self:
         """Read a state.
 
         Args:
             directory: The directory of the state, beside the vocabularies.
             spec: The description of the log, with the names that its columns have when they are read.
             log: The log, which has what was fitted to its first days.
+            days: The days up to this state.
         """
-        items = map_table(directory / "items.arrow")
+        items, file = map_table(directory / ITEMS), directory / VERSIONS
+        versions = map_table(file) if file.is_file() else None
         tables = {table: directory.parent / VOCABULARIES / f"{table}.arrow" for table in log.manifest[VOCABULARIES]}
         vocabularies = {table: pl.Series(pl.from_arrow(map_table(path)["value"])) for table, path in tables.items()}
         fitted = Encoding.of_log(log)
         counts = json.loads((directory / "counts.json").read_text(encoding="utf-8"))
         return cls(
             Encoding(spec, vocabularies, fitted.scalings, fitted.edges),
-            GrowingItems(numbered="id" in items.column_names, table=items),
+            GrowingItems(numbered="id" in items.column_names, table=items, versions=versions, days=days),
             SequenceHistories(spec, dict(_frames(directory / "histories"))),
             Counts.from_json(counts["counts"]),
             dict(_frames(directory / "unknown")),  # type: ignore[arg-type]  # the files are named by origins
             counts["unknown_requests"],
             {day: dict(tables) for day, tables in log.manifest.get(GROWTH, {}).items()},
+            RepeatCounts.from_json(counts.get("repeats", {})),
         )
 
 
@@ -217,7 +226,8 @@ class StoredState:
         directory = self._directory / ("before" if before_newest else "after")
         if not directory.is_dir():
             raise ValueError(f"reopen: {self._log.path} has one day only; prepare it again with all rows of the day")
-        return LogState.load(directory, spec, self._log)
+        days = list(self._log.days)
+        return LogState.load(directory, spec, self._log, days[:-1] if before_newest else days)
 
     def newest(self) -> dict[Origin, RowFile]:
         """Return the rows of the newest day."""

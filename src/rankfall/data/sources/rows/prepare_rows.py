@@ -82,8 +82,8 @@ def prepare_rows(
     """Prepare an impression log from a log with one row per request and item.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow), directories of them, or their URLs as text (``"s3://bucket/log"``); none
-            if the description has a `source`.
+        sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
+            (``"s3://bucket/log"``); none if the description has a `source`.
         out: The directory to write.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
@@ -91,7 +91,7 @@ def prepare_rows(
         requests: A table with more columns of requests.
         seed: Seed of the sample and of random negatives.
         fit_days: The number of first days that vocabularies, scalings and buckets are fitted to; by default all days
-            except the last.
+            except the last two, at least one.
         grow: Add the new values of later days to the vocabularies, day by day.
         force: Replace an existing impression log.
         skip_bad: Check the log first and drop its bad rows, at most this many, tables included. A whole request is
@@ -143,7 +143,8 @@ def prepare_rows(
         made = provenance(raw, order, state, seed=seed, fit_days=fitted, on_file=on_file, engine=engine)
         if inputs.own is not None:
             made["sources"] = [inputs.own.about(order.rows)]
-        writer.finish(state.items.table, state.encoding.arrays, {**made, **about, **inputs.about}, extra)
+        whole = {**made, **about, **inputs.about}
+        writer.finish(state.items.table, state.encoding.arrays, whole, extra, state.items.versions)
     return ImpressionLog.load(out)
 
 
@@ -160,8 +161,8 @@ def check_rows(
     """Check a log with one row per request and item: read everything, and write nothing.
 
     Args:
-        sources: Files (CSV, Parquet, Arrow), directories of them, or their URLs as text (``"s3://bucket/log"``); none
-            if the description has a `source`.
+        sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
+            (``"s3://bucket/log"``); none if the description has a `source`.
         spec: The description of columns, stages and features.
         items: A table with more columns of items.
         users: A table with more columns of users.
@@ -208,7 +209,7 @@ def _write(
 
 def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
     if count is None:
-        return list(days[:-1] or days)
+        return list(days[:-2] or days[:1])  # the last two are for validation and testing
     if not 1 <= count <= len(days):
         raise ValueError(f"fit_days: found {count}, expected 1 to {len(days)}, the number of days in the log")
     return list(days[:count])

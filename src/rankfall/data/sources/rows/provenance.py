@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankfall._files import about_file
+from rankfall.data.impressions.log import PER_REQUEST
+from rankfall.data.impressions.log_warnings import depends_on_request
 from rankfall.data.impressions.spec import Categorical, column_of
 
 if TYPE_CHECKING:
@@ -51,6 +53,12 @@ def provenance(
     rows_by_file = [rows for file, rows in zip(raw.files["log"], requests.rows_by_file, strict=True) if not file.typed]
     logs, encoding, counts = files.pop("log"), state.encoding, state.counts
     unknown = {origin: len(keys) for origin, keys in state.unknown.items()}
+    features = state.repeats.per_request()
+    if raw.spec.negatives and features:
+        raise ValueError(
+            f"negatives: {depends_on_request(features)}, so no items can be added to lists; expected 0, or item "
+            "features that an item has for all requests of a day"
+        )
     return {
         "command": "prepare rows",
         "sources": [about | {"rows": rows} for about, rows in zip(logs, rows_by_file, strict=True)],
@@ -73,6 +81,7 @@ def provenance(
         "unknown": {**unknown, **({"requests": state.unknown_requests} if "requests" in raw.files else {})},
         "unused_requests": requests.unused,
         "empty_days": [] if raw.spec.day is not None else _gaps(requests.days),
+        **({PER_REQUEST: features} if features else {}),
     }
 
 
@@ -92,7 +101,7 @@ def appended_provenance(
         known = tables.setdefault(origin, [])
         known += [file for file in files if file not in known]
     combined = {
-        **before,
+        **{key: value for key, value in before.items() if key != PER_REQUEST},  # decided anew on all days
         **made,
         "command": before["command"],
         "sources": before["sources"] + made["sources"],

@@ -272,10 +272,12 @@ class RawLog:
             of_origin = {column: roles.get(column, {"id"}) for column in columns}  # without a use: the key of a table
             kinds = self._text_types(origin, of_origin, on_text, engine, lenient=on_problem is not None)
             for file, header in headers[origin].items():
-                for column in columns if not file.is_text else []:
+                for column in columns:
+                    kind = header[self.stored.get(column, column)]
+                    if file.is_text and kind == pl.String():
+                        continue  # decided by the values
                     with about(column, file):
-                        plain = plain_type(header[self.stored.get(column, column)])
-                        kinds[column] = joint_type([kinds[column], plain])
+                        kinds[column] = joint_type([kinds[column], plain_type(kind)])
             self.types.update({(origin, column): kind for column, kind in kinds.items()})
         self._unify(about)
         for (origin, column), kind in self.types.items():
@@ -336,7 +338,8 @@ def _types_of_text(
         with suppress(*[ValueError] * lenient):
             for frame in file.batches(list(dict.fromkeys(names.values())), _ignore if lenient else None):
                 for column, name in names.items():
-                    kinds[column] = text_type(frame[name], kinds[column], roles[column])
+                    if frame[name].dtype == pl.String():  # not a list
+                        kinds[column] = text_type(frame[name], kinds[column], roles[column])
                 report(len(frame))
     return kinds
 

@@ -14,6 +14,7 @@ from rankfall.data.impressions.log_writer import DAY_NAME
 from rankfall.data.impressions.requests import TIME
 from rankfall.data.impressions.spec import Categorical, Dense, column_of
 from rankfall.data.impressions.stage_depth import above_zero
+from rankfall.data.sources.problems import USE_MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +153,7 @@ def _numbers(values: pl.Series, feature: Dense) -> Iterator[BadRows]:
     else:
         missing = ~values.cast(pl.Float64).is_finite().fill_null(False)
     if feature.missing is None:
-        problem = "found no number, NaN or infinity, expected numbers (or give `missing`)"
+        problem = f"found no number, NaN or infinity, expected numbers, or {USE_MISSING} in the description"
         yield BadRows(values.name, problem, missing, values)
 
 

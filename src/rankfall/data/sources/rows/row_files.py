@@ -1,4 +1,4 @@
-"""The files of a raw log (CSV, Parquet, Arrow), read a bounded number of rows at a time."""
+"""The files of a raw log (CSV, JSON lines, Parquet, Arrow), read a bounded number of rows at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,26 +16,29 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
+from rankfall.data.sources.rows.json_lines import JSON_SUFFIXES, json_batches, json_columns
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path, PurePath
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     Defaults = tuple[tuple[str, pl.DataType, Any], ...]  # names, types and values of columns
 
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather", ".arrow", ".ipc")
+_CSV_SUFFIXES = (".csv", ".csv.gz")
+SUFFIXES = (*_CSV_SUFFIXES, *JSON_SUFFIXES, ".parquet", ".feather", ".arrow", ".ipc")
 BATCH_ROWS = 2**18
 _BLOCK_BYTES = 2**24  # of text, which is read in whole lines
 ROW = "\1row"  # a column that every file has: the index of each row, from 0
 
 
 class InvalidRow(NamedTuple):
-    """A row of a text file that has not as many values as the file has columns."""
+    """A row of a text file that has not as many values as the file has columns, or is not a JSON object."""
 
     row: int  # its index, from 0
-    expected: int
-    found: int
+    problem: str
+    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class RowFile:
 
     @property
     def is_text(self) -> bool:
-        """Whether the file is text, which has no column types."""
-        return self.path.name.endswith((".csv", ".csv.gz"))
+        """Whether the file is text, which has no column types except for lists in JSON."""
+        return self.path.name.endswith((*_CSV_SUFFIXES, *JSON_SUFFIXES))
 
     def columns(self) -> dict[str, pl.DataType]:
         """Return the names and types of the columns."""
@@ -70,6 +74,8 @@ class RowFile:
 
     def _stored_columns(self) -> dict[str, pl.DataType]:
         with _naming_file(self):
+            if self._is_json:
+                return self._json_columns()
             if self.is_text:
                 return dict.fromkeys(self._header(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
@@ -85,15 +91,15 @@ class RowFile:
 
         Args:
             columns: The columns to read, among them `ROW` for the indices of rows.
-            on_invalid: Receives the rows that have too many or too few values, which then are left out; by default they
-                are an error.
+            on_invalid: Receives the rows that have too many or too few values or are no JSON objects, which then are
+                left out; by default they are an error.
         """
         invalid: list[int] = []  # rows that the reader left out
         read, added = self._read_and_added([name for name in columns if name != ROW])
         with _naming_file(self):
             start = 0
             for batch in self._arrow_batches(read, invalid, on_invalid):
-                frame = pl.from_arrow(batch)
+                frame = batch if isinstance(batch, pl.DataFrame) else pl.from_arrow(batch)
                 assert isinstance(frame, pl.DataFrame)
                 frame = frame.with_columns(added) if added else frame
                 if ROW in columns or self.skipped:
@@ -120,11 +126,16 @@ class RowFile:
     def _is_parquet(self) -> bool:
         return self.path.suffix == ".parquet"
 
+    @property
+    def _is_json(self) -> bool:
+        return self.path.name.endswith(JSON_SUFFIXES)
+
     def _arrow_batches(
         self, columns: list[str], invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[pa.RecordBatch | pl.DataFrame]:
         if self.is_text:
-            yield from self._csv(columns, self._invalid_rows(invalid, on_invalid))
+            decide = self._invalid_rows(invalid, on_invalid)
+            yield from self._json(columns, decide) if self._is_json else self._csv(columns, decide)
         elif self._is_parquet:
             with pa_parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
                 yield from file.iter_batches(BATCH_ROWS, columns=columns)
@@ -144,10 +155,24 @@ class RowFile:
         indices = [reader.schema.get_field_index(name) for name in columns]
         return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=indices))
 
-    def _csv(self, columns: list[str] | None, on_invalid: Callable[[Any], str] | None = None) -> Any:
+    def _json(self, columns: list[str], on_invalid: Callable[[InvalidRow], str] | None) -> Iterator[pl.DataFrame]:
+        def on_bad(row: int, found: str) -> None:
+            if on_invalid is None or on_invalid(InvalidRow(row, "found no JSON object", found)) == "error":
+                raise ValueError(f"{self}: row {row + 1}: {found}, expected a JSON object")
+
+        return json_batches(self.path, columns, on_bad)
+
+    def _json_columns(self) -> dict[str, pl.DataType]:
+        try:
+            return json_columns(self.path)
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from None
+
+    def _csv(self, columns: list[str] | None, on_invalid: Callable[[InvalidRow], str] | None = None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
         if on_invalid is not None:  # Arrow prints a traceback if the text of an invalid row is not UTF-8
             stream = pa.PythonFile(_Utf8(stream), "r")
+        handler = None if on_invalid is None else lambda found: on_invalid(_csv_row(found))
         names = self._given_names() if columns is not None and any(map(_is_unnamed, columns)) else None
         return pa_csv.open_csv(
             stream,
@@ -157,7 +182,7 @@ class RowFile:
                 skip_rows=1 if names else 0,
                 use_threads=on_invalid is None,  # rows have numbers only if one thread reads them
             ),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=on_invalid),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=handler),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(columns or [], pa.string()),
@@ -168,19 +193,18 @@ class RowFile:
 
     def _invalid_rows(
         self, invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
-    ) -> Callable[[Any], str] | None:
-        """Return the function that decides on a row with too many or too few values, or None if all are errors."""
+    ) -> Callable[[InvalidRow], str] | None:
+        """Return the function that decides on an invalid row, or None if all are errors."""
         if on_invalid is None and not self.skipped:
             return None
         skipped = set(self.skipped)
 
-        def decide(found: Any) -> str:
-            row = found.number - 2  # Arrow counts from 1 and counts the header
-            if on_invalid is None and row not in skipped:
+        def decide(found: InvalidRow) -> str:
+            if on_invalid is None and found.row not in skipped:
                 return "error"
-            invalid.append(row)
-            if on_invalid is not None and row not in skipped:
-                on_invalid(InvalidRow(row, found.expected_columns, found.actual_columns))
+            invalid.append(found.row)
+            if on_invalid is not None and found.row not in skipped:
+                on_invalid(found)
             return "skip"
 
         return decide
@@ -196,6 +220,12 @@ class RowFile:
         """Return the names of columns; a column without one gets the name that pandas gives it."""
         names = self._csv(None, lambda row: "skip").schema.names  # rows are not read here
         return [name or f"{_UNNAMED}{place}" for place, name in enumerate(names)]
+
+
+def _csv_row(found: Any) -> InvalidRow:
+    row = found.number - 2  # Arrow counts from 1 and counts the header
+    text = f"{found.actual_columns} values for {found.expected_columns} columns"
+    return InvalidRow(row, "found another number of values than the file has columns", text)
 
 
 class _Utf8(io.RawIOBase):
@@ -232,11 +262,12 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
     """Return the files among `paths` and in the directories among them.
 
     Args:
-        paths: Files, directories that are searched for files with a known suffix, and row files, which are returned
-            unchanged.
+        paths: Files, directories of files, and row files, which are returned unchanged. Files in directories whose
+            names begin with ``.`` or ``_`` are left out.
 
     Raises:
-        ValueError: If a file does not exist, has an unknown suffix or is given twice, or if a directory has no file.
+        ValueError: If a file, given or in a directory, does not exist, has an unknown suffix or is given twice, or if a
+            directory has no file.
     """
     found: list[Path] = []
     given: dict[Path, RowFile] = {}
@@ -245,7 +276,9 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             given[path.path] = path
             found.append(path.path)
         elif path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if is_visible(file.relative_to(path)) and _is_known(file))
+            inside = sorted(
+                file for file in path.rglob("*") if is_visible(file.relative_to(path)) and not file.is_dir()
+            )
             if not inside:
                 raise ValueError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
             found += inside
@@ -263,12 +296,29 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
 def _check_file(path: Path) -> None:
     if not path.exists():
         raise ValueError(f"{path} does not exist")
-    if not _is_known(path):
-        raise ValueError(f"{path}: found {path.suffix or 'no suffix'!r}, expected one of {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    known_suffix(path.name, str(path))
 
 
-def _is_known(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(SUFFIXES)
+def known_suffix(name: str, where: str) -> str:
+    """Return the suffix of a file of rows.
+
+    Args:
+        name: The name of the file.
+        where: The file in messages.
+
+    Raises:
+        ValueError: If no reader has this suffix.
+    """
+    for suffix in SUFFIXES:
+        if name.endswith(suffix):
+            return suffix
+    found = PurePath(name).suffix or "no suffix"
+    raise ValueError(
+        f"{where}: found {found!r}, expected one of {', '.join(SUFFIXES)}; files in directories whose names begin with "
+        "'.' or '_' are left out"
+    )
 
 
 def is_visible(file: PurePath) -> bool:

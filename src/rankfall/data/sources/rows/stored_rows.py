@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankfall._files import scratch_directory
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
 from rankfall.data.sources.rows.delta_table import LOG, delta_files
-from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, is_visible
+from rankfall.data.sources.rows.row_files import SUFFIXES, RowFile, is_visible, known_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,24 +110,16 @@ def _from_storage(location: Location, version: int | None, copies: _Copies) -> l
         return [copies.add(objects[file.path], ".parquet", file.defaults) for file in found]
     _check_no_delta(str(location), version, [name for name in objects if LOG in name.split("/")])
     if [*objects] == [""]:
-        return [copies.add(objects[""], _known_suffix(str(location)))]
-    known = [name for name in objects if name.endswith(SUFFIXES) and is_visible(PurePosixPath(name))]
+        return [copies.add(objects[""], known_suffix(str(location), str(location)))]
+    known = [name for name in objects if is_visible(PurePosixPath(name))]
     if not known:
         raise ValueError(f"{location}: found no object that ends in {', '.join(SUFFIXES)}")
-    return [copies.add(objects[name], _known_suffix(name)) for name in known]
+    return [copies.add(objects[name], known_suffix(name, f"{location}/{name}")) for name in known]
 
 
 def _name(one: StoredObject, location: Location) -> str:
     """Return the key of an object below a location, "" for the object at the location itself."""
     return one.location.path[len(location.path) + 1 :]
-
-
-def _known_suffix(name: str) -> str:
-    for suffix in SUFFIXES:
-        if name.endswith(suffix):
-            return suffix
-    found = PurePosixPath(name).suffix or "no suffix"
-    raise ValueError(f"{name}: found {found!r}, expected one of {', '.join(SUFFIXES)}")
 
 
 def _check_no_delta(name: str, version: int | None, logs: Sequence[str]) -> None:

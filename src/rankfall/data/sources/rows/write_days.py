@@ -8,9 +8,11 @@ from itertools import groupby, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
+import pyarrow as pa
 
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import BadValueError
+from rankfall.data.impressions.items import FEATURE, item_table
 from rankfall.data.impressions.spec import column_of
 from rankfall.data.sources.rows.fit import new_values
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
@@ -19,8 +21,6 @@ from rankfall.data.sources.rows.portions import first_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Sequence
-
-    import pyarrow as pa
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.counts import Counts
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     WriteImpressions = Callable[[str, pa.Table], None]
     Inspect = Callable[[pa.Table, LogState], None]
+    MostNew = Callable[[str, int, int], int]
+
+REPEATS_OF = 1000  # first impressions of a day on which repeated values of items are compared
 
 
 def write_days(
@@ -44,6 +47,7 @@ def write_days(
     on_rows: Report,
     engine: Engine,
     growing: Container[str] = (),
+    most_new: MostNew = lambda table, known, found: found,
     before_last: Callable[[LogState], None] = lambda state: None,
     inspect: Inspect = lambda impressions, state: None,
 ) -> None:
@@ -58,6 +62,7 @@ def write_days(
         on_rows: Receives the number of rows that were written.
         engine: Runs the work on the portions.
         growing: The days whose new values are added to the vocabularies.
+        most_new: Returns how many new values of a vocabulary get ids on a day, from its name and both sizes.
         before_last: Receives the state before the last day.
         inspect: Receives impressions before they are written, and the state of their day.
     """
@@ -66,40 +71,50 @@ def write_days(
         if number == len(days):
             before_last(state)
         if day in growing:
-            state.grow(day, new_values(log, of_day, state.encoding.vocabularies, engine))
-        _add_items(log, of_day, state, engine)
+            known = state.encoding.vocabularies
+            found = new_values(log, of_day, known, engine)
+            state.grow(day, {name: new.head(most_new(name, len(known[name]), len(new))) for name, new in found.items()})
+        _add_items(log, day, of_day, state, engine)
 
         def checked(day: str, impressions: pa.Table) -> None:
             inspect(impressions, state)
             write(day, impressions)
 
-        assembly = _Assembly(log, state.encoding, state.items.table, seed)
+        items = state.items.on_newest_day() if log.raw.spec.negatives else state.items.table
+        assembly = _Assembly(log, state.encoding, items, seed)
         _write_day(assembly, day, of_day, state, checked, on_rows, engine)
     state.unknown_requests += order.unknown
 
 
-def _add_items(log: SpooledLog, portions: Sequence[Portion], state: LogState, engine: Engine) -> None:
-    """Add the items of a day to the item table, with the features of their last occurrence."""
+def _add_items(log: SpooledLog, day: str, portions: Sequence[Portion], state: LogState, engine: Engine) -> None:
+    """Add the items of a day to the item table, with the features of their first and last rows."""
     spec = log.raw.spec
     columns = {column_of(spec, name, feature) for name, feature in spec.features.item.items()} | {spec.item}
     logged = sorted(column for column in columns if log.raw.origins[column] != "items")
-    found = IncrementalMerge(partial(_last_of_each, spec.item))
+    found = IncrementalMerge(partial(_ends_of_each, spec.item))
     with closing(engine.map(partial(_items_of_portion, log, logged), portions)) as parts:
         for items in parts:
             found.add(items)
-    items = log.with_tables(found.result(), columns)
+    ends = log.with_tables(found.result(), columns)
+    last, first = (_encoded(ends.unique(spec.item, keep=which), state.encoding) for which in ("last", "first"))
+    state.items.add_day(day, last, first, spec.item)
+
+
+def _encoded(items: pl.DataFrame, encoding: Encoding) -> pa.Table:
     try:
-        state.items.add_day(items, state.encoding)
+        return item_table(items, encoding)
     except BadValueError as error:
-        raise ValueError(f"{error} (item {items.sort(spec.item)[spec.item][error.position]!r})") from None
+        column = encoding.spec.item
+        raise ValueError(f"{error} (item {items.sort(column)[column][error.position]!r})") from None
 
 
 def _items_of_portion(log: SpooledLog, columns: list[str], portion: Portion, report: Report) -> pl.DataFrame:
-    return _last_of_each(log.raw.spec.item, log.rows(portion.number, columns).select(columns))
+    return _ends_of_each(log.raw.spec.item, log.rows(portion.number, columns).select(columns))
 
 
-def _last_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.unique(item, keep="last", maintain_order=True)
+def _ends_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the first and the last row of each item, in order."""
+    return rows.filter(pl.col(item).is_first_distinct() | pl.col(item).is_last_distinct())
 
 
 class _Assembly(NamedTuple):
@@ -107,7 +122,7 @@ class _Assembly(NamedTuple):
 
     log: SpooledLog
     encoding: Encoding
-    items: pa.Table  # of the days up to this one
+    items: pa.Table  # of the days up to this one, from which random negatives are drawn
     seed: int
 
 
@@ -124,12 +139,16 @@ def _write_day(
         closing(_histories(assembly.log, portions, state.histories, engine)) as histories,
         closing(engine.map(partial(_assemble, assembly), zip(portions, histories, strict=True), on_rows)) as assembled,
     ):
+        sample: list[pa.Table] = []
         for impressions, counts, unknown in assembled:
             write(day, impressions)
+            sample.append(impressions[: REPEATS_OF - sum(map(len, sample))])
             state.counts += counts
             for origin, keys in unknown.items():
                 known = state.unknown.get(origin, keys[:0])
                 state.unknown[origin] = distinct(pl.concat([known, keys]))
+    features = [f"{FEATURE}{name}" for name in assembly.encoding.spec.features.item]
+    state.repeats.add(pa.concat_tables(sample), features)
 
 
 def _histories(
