@@ -138,7 +138,7 @@ class Fork:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs. A zombie does not, unless other threads of it still end and keep its files open."""
+    """Return whether a process runs. A zombie does not, unless other threads of it still keep its files open."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
