@@ -7,6 +7,7 @@ import json
 import random
 import runpy
 import shlex
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -396,13 +397,53 @@ def test_features_of_items_that_differ_between_requests_get_no_random_items(tmp_
         row["distance"] = number % 5 * 1.5
     path = write_csv(tmp_path / "log.csv", rows)
     text = draft_files([path], tmp_path).files["config.yaml"]
-    assert "features of items differ between requests: distance\n" in text
+    assert "features of items depend on the request: distance\n" in text
     data = yaml.safe_load(text)["data"]
     assert not {"negatives", "length"} & {*data}
+    load = ("prepare", "rows", path, "--spec", tmp_path / "spec.yaml", "--out", tmp_path / "log")
+    assert run("init", path, "--out", tmp_path) == run(*load) == 0
+    data = yaml.safe_load(draft_files([tmp_path / "log"], tmp_path).files["config.yaml"])["data"]
+    assert not {"negatives", "length"} & {*data}  # as drafted from the rows
     for row in rows:
         del row["distance"]
     data = yaml.safe_load(draft_files([write_csv(path, rows)], tmp_path).files["config.yaml"])["data"]
     assert (data["negatives"], data["length"]) == (20, "all")
+
+
+def test_what_was_shown_is_no_feature_and_a_counter_is_one(tmp_path: Path) -> None:
+    """The names are Dutch, which no word list has: only shown items have a place, and only these are clicked."""
+    rows: list[dict[str, Any]] = []
+    views: Counter[int] = Counter()
+    for number, time, user in shop(200):
+        for rank, product in enumerate(random_values.sample(list(PRODUCTS), 10)):
+            shown = rank < 4
+            rows.append(
+                {
+                    "verzoek": number,
+                    "tijdstip": f"{time:%Y-%m-%dT%H:%M:%S}",
+                    "klant": user,
+                    "artikel": product,
+                    "gezien_tot_nu": views[product],
+                    "getoond": int(shown),
+                    "plek": rank if shown else "",
+                    "plaats": rank if shown else -1,
+                    "geklikt": int(shown and random_values.random() < 0.4),
+                }
+            )
+            views[product] += shown
+    path = write_csv(tmp_path / "log.csv", rows)
+    found = roles(path, "label=geklikt")
+    assert {name for name, role in found.items() if role == "ignore"} == {"getoond", "plek", "plaats"}
+    assert found["gezien_tot_nu"] == "item_feature"
+    draft = draft_files([path], tmp_path, roles=["label=geklikt"])
+    assert sum("may say what was shown and is not used" in check for check in draft.checks) == 3
+    assert any("try --role stage=getoond" in check for check in draft.checks)
+    data = yaml.safe_load(draft.files["config.yaml"])["data"]
+    assert (data["negatives"], data["length"]) == (20, "all")  # a counter changes within a day, but belongs to the item
+    assert draft_files([path], tmp_path, roles=["label=geklikt", "stage=getoond", "rank=plek"]).files
+    # without a label, the rarest candidate is suggested: what was shown is more than what was clicked
+    assert "try --role label=geklikt (candidates: geklikt, getoond)" in draft_files([path], tmp_path).problems[0]
+    assert "or use --role stage=getoond" in draft_files([path], tmp_path, roles=["flag=getoond"]).problems[0]
 
 
 @pytest.mark.parametrize(

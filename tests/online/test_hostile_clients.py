@@ -20,6 +20,7 @@ from rankfall.data import ImpressionLog
 from rankfall.online.parity import ParityError
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.recording.request_sampling import KEY, sample_requests, sampling_key
+from rankfall.studies.results import StreamResult
 from support.command_line import run
 from support.join_kills import copy_of
 from support.served_loops import Shop, make_shop, start, stream_line
@@ -109,6 +110,8 @@ def test_values_beyond_the_bound_are_set_apart_and_the_log_is_streamed(
     assert f"{FIRST_DAY}: set apart 7 (event: value out of range), such as event 'e" in capsys.readouterr().err
     assert [clicks_of(log, sample) for sample in (one, two, *others)] == [1e10, 1, *[0] * len(others)]
     assert run(*stream_line(log, tmp_path / "stream")) == 0
+    (warning,) = [text for text in StreamResult.load(tmp_path / "stream/stream.json").warnings if "answered" in text]
+    assert warning.startswith(f"on {FIRST_DAY} users saw only what a cascade had answered")  # no other day was joined
 
 
 @pytest.mark.service

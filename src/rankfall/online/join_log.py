@@ -29,7 +29,7 @@ import pyarrow as pa
 from rankfall._disk import open_new
 from rankfall._files import about_file, scratch_directory
 from rankfall.data.impressions.column_hashing import hash_values
-from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log import JOINED, ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
 from rankfall.data.sources.rows.log_state import StoredState
@@ -317,7 +317,7 @@ class Joiner:
 
     def _add(self, rows: DayRows, report: DayReport, parity: ParityCheck) -> None:
         """Add the rows of a day to the log, or make a log of them."""
-        label = f"the joined rows of {report.day}"
+        label = f"{JOINED}{report.day}"
         sources = [RowFile(file.path, label=label) for file in find_row_files([rows.log])]
         tables = rows.layout.tables
         about = {

@@ -227,7 +227,8 @@ def test_features_that_depend_on_the_request_are_marked(tmp_path: Path, name: st
     marked = ["item.value"] if name in OF_REQUEST else []
     assert log.per_request == marked
     assert [text for text in log_warnings(log.manifest["about"]) if "depends on the request" in text] == [
-        f"{feature} depends on the request: lists cannot be extended by other items (data.negatives, data.length)"
+        f"{feature} depends on the request: lists cannot be extended by other items (data.negatives, data.length). "
+        "What production decided, such as a position, is no feature: a model would see the answer in it"
         for feature in marked
     ]
 

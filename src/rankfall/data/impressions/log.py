@@ -36,6 +36,7 @@ GROWTH = "growth"  # key of the numbers of new values of vocabularies, by day an
 GROWING = "growing"  # key of the checksums of vocabularies that are being replaced
 NEXT = "next"  # key of the checksum of the item table that is being written, in the entry of the item table
 PER_REQUEST = "per_request"  # key of the item features that depend on the request, in the provenance
+JOINED = "the joined rows of "  # begins the name of a source, before the day, in the provenance
 REMEDY = "prepare the log again, or restore the file from a copy"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -164,6 +165,12 @@ class ImpressionLog:
         if about.get("item_features") == "per request":
             return [f"item.{feature.name}" for feature in self.features.of("item")]
         return list(about.get(PER_REQUEST, ()))
+
+    @property
+    def joined_days(self) -> list[str]:
+        """The days that were joined from what a service recorded: users saw only what its cascade had answered."""
+        sources = {source.get("path") for source in self.manifest["about"].get("sources", ())}
+        return [day for day in self.days if f"{JOINED}{day}" in sources]
 
     @checked
     def vocabulary(self, table: str) -> pa.Array:

@@ -60,7 +60,10 @@ def _count_warnings(counts: Mapping[str, Any]) -> Iterator[str]:
 
 def _source_warnings(about: Mapping[str, Any]) -> Iterator[str]:
     if features := about.get(PER_REQUEST):
-        yield f"{depends_on_request(features)}: lists cannot be extended by other items (data.negatives, data.length)"
+        yield (
+            f"{depends_on_request(features)}: lists cannot be extended by other items (data.negatives, data.length). "
+            "What production decided, such as a position, is no feature: a model would see the answer in it"
+        )
     for source in about["sources"]:
         if source["rows"] == 0:
             yield f"{source['path']} has no rows"

@@ -39,14 +39,23 @@ class RepeatCounts:
             impressions: The impressions.
             features: Columns of item features.
         """
-        logged = np.flatnonzero(_flat(impressions, "depth") >= 0)  # no random negatives
-        items = _flat(impressions, "item")[logged]
+        logged = _flat(impressions, "depth") >= 0  # no random negatives
+        self.add_rows(
+            _flat(impressions, "item")[logged], ((name, _flat(impressions, name)[logged]) for name in features)
+        )
+
+    def add_rows(self, items: NDArray[Any], features: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Count the repeated items of rows of one day, in the order of time.
+
+        Args:
+            items: The item of each row; the rows of a request follow each other in an order that says nothing.
+            features: Names and values of item features.
+        """
         order = np.argsort(items, kind="stable")
         again = np.flatnonzero(np.diff(items[order]) == 0)
-        before, after = logged[order[again]], logged[order[again + 1]]
-        beside = logged[(order[again + 1] + 1) % max(1, len(logged))]
-        for name in features:
-            values = _flat(impressions, name)
+        before, after = order[again], order[again + 1]
+        beside = (after + 1) % max(1, len(items))
+        for name, values in features:
             if differ(values[before], values[after]).any():
                 closer, farther = compare_repeats(values[before], values[after], values[beside])
                 self.closer[name] += closer

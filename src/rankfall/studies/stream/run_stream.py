@@ -275,10 +275,16 @@ class _Stream:
         )
 
     def _warnings(self, entries: Sequence[DayResult], metric: str) -> list[str]:
-        """Return warnings if the lists change from day to day, or are much shorter than the catalogue on the last."""
+        """Return warnings if the days are not one task, or lists are much shorter than the catalogue on the last."""
         changed, measured, log = changed_task(entries, metric), [entry.day for entry in entries], self._log
         if log is None or not measured or measured[-1] not in log.days:
             return changed
+        if joined := [day for day in log.joined_days if day in measured]:
+            changed.append(
+                f"on {', '.join(joined)} users saw only what a cascade had answered: the model that served such a day "
+                f"kept all its relevant items, so that its {metric} is 1 by construction; do not compare it "
+                "with other days"
+            )
         log = replace(log, days={day: log.days[day] for day in self.ledger.days if day in log.days})
         loader = measuring_loader(log, self.runs[0].config, measured[-1:], self._first_days)
         warning = short_lists(loader)

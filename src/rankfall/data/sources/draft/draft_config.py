@@ -30,7 +30,7 @@ class LogShape:
         requests_per_day: Mean number of requests per day.
         has_sequences: Whether the log has behaviour sequences.
         catalogue: Number of items.
-        changing: Item features that differ between requests of one day, so that random items have no value of them.
+        changing: Item features that depend on the request, so that random items have no value of them.
     """
 
     path: str
@@ -83,7 +83,7 @@ def _all_items(shape: LogShape) -> Iterator[str]:
     length = sum(shape.items)
     if shape.changing:
         changing = ", ".join(shape.changing)
-        yield f"  # no random items, because features of items differ between requests: {changing}"
+        yield f"  # no random items, because features of items depend on the request: {changing}"
     elif shape.catalogue >= _LARGER * length or not shape.stages:
         negatives = max(1, min(max(_LEAST_NEGATIVES, round(2 * length)), _MOST_NEGATIVES, shape.catalogue // 2))
         yield f"  negatives: {negatives:<29}# random items in each training list: a service ranks all items"

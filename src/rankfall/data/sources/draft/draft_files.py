@@ -14,11 +14,12 @@ import polars as pl
 
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.repeats import RepeatCounts
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
-from rankfall.data.sources.draft.column_facts import read_sample, share, with_table
+from rankfall.data.sources.draft.column_facts import read_sample, with_table
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.evidence import CONSTANT
+from rankfall.data.sources.draft.guess_features import is_categorical
 from rankfall.data.sources.draft.guess_roles import guess_roles, guess_table_columns
 from rankfall.data.sources.draft.roles import parse_given
 from rankfall.data.sources.object_storage import is_url
@@ -29,8 +30,10 @@ from rankfall.data.sources.rows.stored_rows import local_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from rankfall._engine import Report
-    from rankfall.data.sources.draft.column_facts import Sample
+    from rankfall.data.sources.draft.column_facts import ColumnFacts, Sample
     from rankfall.data.sources.draft.roles import Guesses, Role
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.raw_log import Tables
@@ -273,11 +276,24 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
 
 
 def _changing(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
-    """Return the features of items that often have several values for one item on one day."""
+    """Return the features of items that depend on the request, by the rule of prepared logs."""
     names = [name for name in guesses.all("item_feature") if sample.facts[name].kind != "vector"]
-    rows = sample.frame.with_columns(days.alias(_DAY)).group_by(item, _DAY)
-    counts = rows.agg(pl.col(name).drop_nulls().n_unique() for name in names)
-    return [name for name in names if share(counts[name] <= 1) < CONSTANT]
+    order = [name for name in (guesses.one("time"), guesses.one("request"), item) if name is not None]
+    counts = RepeatCounts()
+    for rows in sample.frame.with_columns(days.alias(_DAY)).sort(order).partition_by(_DAY):
+        counts.add_rows(_ids(rows[item]), ((name, _numbers(rows[name], sample.facts[name])) for name in names))
+    return counts.per_request()
+
+
+def _ids(values: pl.Series) -> NDArray[Any]:
+    return values.cast(pl.String).cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
+
+
+def _numbers(values: pl.Series, facts: ColumnFacts) -> NDArray[Any]:
+    """Return what a prepared log compares: ids of categories, numbers of quantities."""
+    if is_categorical(facts):
+        return _ids(values)
+    return values.cast(pl.Float64, strict=False).fill_nan(None).fill_null(0).to_numpy()
 
 
 # --- prepared data ----------------------------------------------------------------------------------------------------
@@ -295,7 +311,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
     list_of_item = np.repeat(np.arange(requests), lengths)
     positives = np.bincount(list_of_item[relevance > 0], minlength=requests)
     names = list(log.manifest["stages"])
-    about, relevant_stage = log.manifest["about"], log.manifest["spec"]["relevant"].get("stage")
+    relevant_stage = log.manifest["spec"]["relevant"].get("stage")
     shape = LogShape(
         path=str(path),
         days=list(log.days),
@@ -306,7 +322,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
         requests_per_day=float(requests),
         has_sequences=bool(log.features.sequences),
         catalogue=len(log.items()),
-        changing=list(log.spec.features.item) if about.get("item_features") == "per request" else [],
+        changing=[name.removeprefix("item.") for name in log.per_request],
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},

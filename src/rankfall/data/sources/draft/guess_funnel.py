@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_STAGES = 12
 LEAST_FUNNEL_FLAGS = 2
+LEAST_EXPECTED = 20  # relevant items that rows without a value would have if they had as many as the others
 
 
 def guess_stages(seen: Evidence) -> None:
@@ -131,10 +132,11 @@ def _order_flags(seen: Evidence, flags: Sequence[str]) -> None:
     seen.guesses.checks.append(f"stages: the order was guessed from {how}; items dropped first come first")
     without = int((deepest < 0).sum())
     if without:
+        other = f", or use --role stage={kept[0]}" if len(kept) == 1 else ""
         seen.problem(
             "flag",
             f"{without:,} rows of the sample reached none of {', '.join(kept)}, but every item has a stage; add a "
-            "column that is 1 for all items and name it",
+            f"column that is 1 for all items and name it{other}",
         )
 
 
@@ -154,6 +156,7 @@ def guess_labels(seen: Evidence) -> None:
     if label is None and not seen.guesses.stages:
         flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
         flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        flags.sort(key=lambda name: share(above_zero(seen.frame[name])))  # what was shown is more than what was clicked
         texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & set(words(facts.name))]
         if len(flags) == 1:
             seen.set(flags[0], "label", "low", "the only column of 0 and 1 that differs within a request")
@@ -217,6 +220,24 @@ def guess_places(seen: Evidence) -> None:
             seen.set(facts.name, "ignore", "medium", "a score of production, which a new model should not copy")
         elif facts.kind == "whole" and found & (RANK | POSITION):
             _set_place(seen, facts, request, is_position=bool(found & POSITION))
+
+
+def ignore_conditions(seen: Evidence) -> None:
+    """Leave out columns without which no item is relevant, such as whether it was shown, and where."""
+    label, keys = seen.column("label"), (seen.column("request"), seen.column("item"))
+    relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
+    for facts in seen.free():
+        if facts.kind not in ("truth", "whole", "number") or any(seen.is_constant(key, facts.name) for key in keys):
+            continue
+        counts_from_0 = bool(facts.missing) or facts.low < 0  # a position; empty or negative for items that have none
+        absent = ~above_zero(seen.frame[facts.name].cast(pl.Float64) + counts_from_0)
+        if share(absent) * int(relevant.sum()) >= LEAST_EXPECTED and not bool((absent & relevant).any()):
+            why = f"{label} is above 0 only where it is {'known' if counts_from_0 else 'above 0'}"
+            seen.set(facts.name, "ignore", "medium", why)
+            seen.guesses.checks.append(
+                f"{facts.name} may say what was shown and is not used: {why}, so a model would see the answer in it; "
+                f"try --role {'stage' if facts.is_flag else 'rank'}={facts.name}"
+            )
 
 
 def _set_place(seen: Evidence, facts: ColumnFacts, request: str, *, is_position: bool) -> None:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from rankfall.data.sources.draft.evidence import Evidence
 from rankfall.data.sources.draft.guess_features import guess_features
-from rankfall.data.sources.draft.guess_funnel import guess_labels, guess_places, guess_stages
+from rankfall.data.sources.draft.guess_funnel import (
+    guess_labels,
+    guess_places,
+    guess_stages,
+    ignore_conditions,
+)
 from rankfall.data.sources.draft.guess_keys import (
     check_keys,
     check_request,
@@ -40,6 +45,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
         guess_stages(seen)
         guess_labels(seen)
         guess_places(seen)
+        ignore_conditions(seen)
         guess_features(seen)
         check_keys(seen)
     for name in seen.facts:
