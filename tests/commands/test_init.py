@@ -7,6 +7,7 @@ import json
 import random
 import runpy
 import shlex
+from collections import Counter
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from rankfall.data.impressions.spec import load_spec
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config
 from rankfall.data.sources.draft.draft_files import draft_files
 from rankfall.data.sources.recflow_spec import recflow_spec
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.config.load_config import load_config
 from support.command_line import run
 from support.paths import ROOT
@@ -389,18 +391,26 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
     assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
 
 
-def test_features_of_items_that_differ_between_requests_get_no_random_items(tmp_path: Path) -> None:
+def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_path: Path) -> None:
     rows, _ = catalogue_log()
+    seen: Counter[Any] = Counter()
     for number, row in enumerate(rows):
         row["stock"] = int(row["item"]) % 7 + int(str(row["time"])[8:10])  # changes from day to day only
+        row["views"] = seen[row["item"]]  # changes with every request, but is that of the item
+        seen[row["item"]] += 1
         row["distance"] = number % 5 * 1.5
+        row["match"] = random_values.choice(["yes", "no"])
     path = write_csv(tmp_path / "log.csv", rows)
-    text = draft_files([path], tmp_path).files["config.yaml"]
-    assert "features of items differ between requests: distance\n" in text
+    files = draft_files([path], tmp_path).files
+    text = files["config.yaml"]
+    assert "features of items depend on the request: distance, match\n" in text
     data = yaml.safe_load(text)["data"]
     assert not {"negatives", "length"} & {*data}
+    (tmp_path / "spec.yaml").write_text(files["spec.yaml"])
+    prepare_rows([path], tmp_path / "log", load_spec(tmp_path / "spec.yaml"))
+    assert "depend on the request: distance, match\n" in draft_files([tmp_path / "log"], tmp_path).files["config.yaml"]
     for row in rows:
-        del row["distance"]
+        del row["distance"], row["match"]
     data = yaml.safe_load(draft_files([write_csv(path, rows)], tmp_path).files["config.yaml"])["data"]
     assert (data["negatives"], data["length"]) == (20, "all")
 
@@ -429,7 +439,7 @@ def test_quotas_are_the_items_that_reached_the_next_stage(
         requests_per_day=100,
         has_sequences=False,
         catalogue=50,
-        changing=[],
+        per_request=[],
     )
     stages = yaml.safe_load(draft_cascade_config(shape))["stages"]
     assert [stage["quota"] for stage in stages] == quotas

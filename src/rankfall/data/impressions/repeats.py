@@ -32,21 +32,18 @@ class RepeatCounts:
     closer: Counter[str] = field(default_factory=Counter)
     farther: Counter[str] = field(default_factory=Counter)
 
-    def add(self, impressions: pa.Table, features: Iterable[str]) -> None:
-        """Count the repeated items of impressions of one day, in the order of time.
+    def add(self, items: NDArray[Any], features: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Count the repeated items of requests of one day, in the order of time.
 
         Args:
-            impressions: The impressions.
-            features: Columns of item features.
+            items: The items of the requests, one request after the other.
+            features: Names of item features, and their values for these items.
         """
-        logged = np.flatnonzero(_flat(impressions, "depth") >= 0)  # no random negatives
-        items = _flat(impressions, "item")[logged]
         order = np.argsort(items, kind="stable")
         again = np.flatnonzero(np.diff(items[order]) == 0)
-        before, after = logged[order[again]], logged[order[again + 1]]
-        beside = logged[(order[again + 1] + 1) % max(1, len(logged))]
-        for name in features:
-            values = _flat(impressions, name)
+        before, after = order[again], order[again + 1]
+        beside = (after + 1) % max(1, len(items))
+        for name, values in features:
             if differ(values[before], values[after]).any():
                 closer, farther = compare_repeats(values[before], values[after], values[beside])
                 self.closer[name] += closer
@@ -70,9 +67,13 @@ class RepeatCounts:
         return {name: dict(sorted(getattr(self, name).items())) for name in self.__slots__}
 
 
-def _flat(impressions: pa.Table, column: str) -> NDArray[Any]:
-    """Return the values of all lists of a column, one list after the other."""
-    return from_arrow(pa.chunked_array([chunk.flatten() for chunk in impressions[column].chunks]))
+def logged_values(impressions: pa.Table, column: str) -> NDArray[Any]:
+    """Return the values of the logged items of all lists, one list after the other, without random negatives."""
+    values, depths = (
+        from_arrow(pa.chunked_array([chunk.flatten() for chunk in impressions[name].chunks]))
+        for name in (column, "depth")
+    )
+    return values[depths >= 0]
 
 
 def compare_repeats(before: NDArray[Any], after: NDArray[Any], beside: NDArray[Any]) -> tuple[int, int]:

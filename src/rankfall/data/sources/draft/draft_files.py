@@ -14,11 +14,11 @@ import polars as pl
 
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.repeats import RepeatCounts
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
-from rankfall.data.sources.draft.column_facts import read_sample, share, with_table
+from rankfall.data.sources.draft.column_facts import read_sample, with_table
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.evidence import CONSTANT
 from rankfall.data.sources.draft.guess_roles import guess_roles, guess_table_columns
 from rankfall.data.sources.draft.roles import parse_given
 from rankfall.data.sources.object_storage import is_url
@@ -28,6 +28,8 @@ from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from rankfall._engine import Report
     from rankfall.data.sources.draft.column_facts import Sample
@@ -268,16 +270,25 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         has_sequences=bool(guesses.all("sequence"))
         or (label is not None and None not in (guesses.one("user"), guesses.one("time"))),
         catalogue=sample.facts[item].distinct,
-        changing=_changing(sample, guesses, item, seen),
+        per_request=_per_request(sample, guesses, item, seen),
     )
 
 
-def _changing(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
-    """Return the features of items that often have several values for one item on one day."""
+def _per_request(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
+    """Return the features of items that depend on the request, found as `prepare rows` finds them."""
     names = [name for name in guesses.all("item_feature") if sample.facts[name].kind != "vector"]
-    rows = sample.frame.with_columns(days.alias(_DAY)).group_by(item, _DAY)
-    counts = rows.agg(pl.col(name).drop_nulls().n_unique() for name in names)
-    return [name for name in names if share(counts[name] <= 1) < CONSTANT]
+    order = [name for name in (guesses.one("time"), guesses.one("request")) if name is not None]
+    repeats = RepeatCounts()
+    for _, rows in sample.frame.with_columns(days.alias(_DAY)).sort(order, maintain_order=True).group_by(_DAY):
+        values = ((name, _as_numbers(rows[name])) for name in names)
+        repeats.add(_as_numbers(rows[item].rank("dense")), values)
+    return repeats.per_request()
+
+
+def _as_numbers(values: pl.Series) -> NDArray[Any]:
+    """Return numbers as float64, and numbers of the different texts as int64."""
+    is_text = values.dtype == pl.String
+    return (values.rank("dense").fill_null(0).cast(pl.Int64) if is_text else values.cast(pl.Float64)).to_numpy()
 
 
 # --- prepared data ----------------------------------------------------------------------------------------------------
@@ -295,7 +306,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
     list_of_item = np.repeat(np.arange(requests), lengths)
     positives = np.bincount(list_of_item[relevance > 0], minlength=requests)
     names = list(log.manifest["stages"])
-    about, relevant_stage = log.manifest["about"], log.manifest["spec"]["relevant"].get("stage")
+    relevant_stage = log.manifest["spec"]["relevant"].get("stage")
     shape = LogShape(
         path=str(path),
         days=list(log.days),
@@ -306,7 +317,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
         requests_per_day=float(requests),
         has_sequences=bool(log.features.sequences),
         catalogue=len(log.items()),
-        changing=list(log.spec.features.item) if about.get("item_features") == "per request" else [],
+        per_request=[name.removeprefix("item.") for name in log.per_request],
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},
