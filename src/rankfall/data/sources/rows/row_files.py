@@ -277,7 +277,9 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             found.append(path.path)
         elif path.is_dir():
             inside = sorted(
-                file for file in path.rglob("*") if is_visible(file.relative_to(path)) and not file.is_dir()
+                file
+                for file in path.rglob("*")  # does not search linked directories, which are errors below
+                if is_visible(file.relative_to(path)) and (file.is_symlink() or not file.is_dir())
             )
             if not inside:
                 raise ValueError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
