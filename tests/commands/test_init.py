@@ -357,6 +357,13 @@ def test_a_catalogue_beside_the_log_is_used_as_table(
     words = ("init", "shop/first.csv", "shop/second.jsonl", "--items", "shop/catalogue.csv", "--out", "again")
     assert run(*words) == 0
     assert load_spec(tmp_path / "again" / "spec.yaml") == spec
+    # a catalogue may have more bytes than the log
+    write_csv(tmp_path / "shop" / "catalogue.csv", [{**row, "about": "text " * 1000} for row in catalogue])
+    assert run("init", "shop", "--out", "large") == 0
+    assert load_spec(tmp_path / "large" / "spec.yaml").features.item.keys() >= spec.features.item.keys()
+    capsys.readouterr()
+    assert run("init", "shop/catalogue.csv", "--items", "shop/catalogue.csv", "--out", "wrong") == 1
+    assert "shop/catalogue.csv: found tables only, expected files of the log besides them" in capsys.readouterr().err
     assert run("init", "shop/first.csv", "--users", "shop/catalogue.csv", "--out", "wrong") == 1
     assert "catalogue.csv: found no column 'user', as in the log" in " ".join(capsys.readouterr().err.split())
 
@@ -389,6 +396,24 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
     assert roles(path)["time"] == "time"
     draft = draft_files([path], tmp_path)
     assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
+
+
+def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most counters are above 0, so that they would be the more frequent label; the log is no place for its output."""
+    monkeypatch.chdir(tmp_path)
+    rows, _ = catalogue_log()
+    seen: Counter[Any] = Counter()
+    for row in rows:
+        row["clicks"] = 1 + seen[row["item"]]
+        seen[row["item"]] += row["clicked"]
+    (tmp_path / "log").mkdir()
+    path = write_csv(tmp_path / "log" / "rows.csv", rows)
+    assert roles(path)["clicked"] == "label"
+    assert run("init", "log") == 0
+    assert run(*capsys.readouterr().out.partition("next:\n")[2].splitlines()[0].split()[1:]) == 0
+    assert load_config(tmp_path / "config.yaml").data.path == "prepared"
 
 
 def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_path: Path) -> None:

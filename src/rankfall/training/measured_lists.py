@@ -120,10 +120,9 @@ class MeasuredLists:
         """Return the metrics of all lists within what was shown and their chance levels, as :func:`within_shown`."""
         if not self._shown:
             return {}, {}
-        values, chance = zip(*self._shown, strict=True)
-        return {name: torch.cat([one[name] for one in values]) for name in values[0]}, {
-            name: torch.cat([one[name] for one in chance]) for name in chance[0]
-        }
+        parts = zip(*self._shown, strict=True)
+        values, chance = ({name: torch.cat([one[name] for one in part]) for name in part[0]} for part in parts)
+        return values, chance
 
     def figures(self) -> ListFigures | None:
         """Return the lengths of the lists; None if items of the log belong to single requests."""

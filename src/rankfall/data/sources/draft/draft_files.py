@@ -29,8 +29,6 @@ from rankfall.data.sources.rows.stored_rows import local_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from rankfall._engine import Report
     from rankfall.data.sources.draft.column_facts import Sample
     from rankfall.data.sources.draft.roles import Guesses, Role
@@ -126,20 +124,30 @@ class _RowSources:
         """Remember a row that cannot be read."""
         self.invalid[str(file), row.row] = row.found
 
-    def set_tables_apart(self) -> list[RowFile]:
-        """Take files with other columns, such as a catalogue in the same directory, out of the log; return them."""
-        given = {file.path.resolve() for files in self.tables.values() for file in files}
-        left = [file for file in self.files if file.path.resolve() not in given]
-        columns = {file: {*file.columns()} for file in left}
-        sizes: dict[frozenset[str], int] = {}
+    def set_tables_apart(self, known: Mapping[str, Role]) -> list[RowFile]:
+        """Take files with other columns, such as a catalogue in the same directory, out of the log; return them.
+
+        Of the files with the same columns, the log is the largest group whose columns have all roles of a log.
+        """
+        tables = {file.path.resolve() for files in self.tables.values() for file in files}
+        left = [file for file in self.files if file.path.resolve() not in tables]
+        alike: dict[frozenset[str], list[RowFile]] = {}
         for file in left:
-            header = frozenset(columns[file])
-            sizes[header] = sizes.get(header, 0) + file.path.stat().st_size
-        most = max(sizes, key=lambda header: sizes[header], default=frozenset())
-        log = [file for file in left if 2 * len(columns[file] & most) >= len(most)]
+            alike.setdefault(frozenset(file.columns()), []).append(file)
+        headers = sorted(alike, key=lambda header: -sum(file.path.stat().st_size for file in alike[header]))
+        if not headers:
+            raise ValueError(f"{', '.join(self.names)}: found tables only, expected files of the log besides them")
+        logs = (one for one in headers if len(headers) == 1 or not self.guess(alike[one], known)[1].problems)
+        most = next(logs, headers[0])
+        log = [file for file in left if 2 * len(most & {*file.columns()}) >= len(most)]
         if len(log) < len(self.files):
             self.files, self.names = log, [str(file) for file in log]
         return [file for file in left if file not in log]
+
+    def guess(self, files: Sequence[RowFile], known: Mapping[str, Role]) -> tuple[Sample, Guesses]:
+        """Read a sample of files, and guess the roles of their columns."""
+        sample = read_sample(files, self.on_invalid)
+        return sample, guess_roles(sample, {column: role for column, role in known.items() if column in sample.facts})
 
     def find_table(self, file: RowFile, guesses: Guesses) -> str | None:
         """Use a file as the table of items or of users if it has one row for each; otherwise return what to check."""
@@ -164,11 +172,10 @@ def _table_files(tables: Tables) -> dict[Origin, list[RowFile]]:
 
 
 def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) -> Draft:
-    beside = rows.set_tables_apart()
-    sample = read_sample(rows.files, rows.on_invalid)
-    of_tables = [name for files in [*rows.tables.values(), beside] for file in files for name in file.columns()]
-    known = parse_given(given, list(dict.fromkeys([*sample.facts, *of_tables])))
-    guesses = guess_roles(sample, {column: role for column, role in known.items() if column in sample.facts})
+    columns = [name for files in [rows.files, *rows.tables.values()] for file in files for name in file.columns()]
+    known = parse_given(given, list(dict.fromkeys(columns)))
+    beside = rows.set_tables_apart(known)
+    sample, guesses = rows.guess(rows.files, known)
     guesses.checks += filter(None, (rows.find_table(file, guesses) for file in beside))
     for origin, files in rows.tables.items():
         if (key := guesses.one(_KEYS[origin])) is None:
@@ -186,7 +193,7 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
             f"{len(rows.invalid):,} rows cannot be read (the first is row {row + 1} of {file}: {found}), which prepare "
             "refuses: prepare --check lists them, and --skip-bad drops them"
         )
-    log = "log"
+    log = "prepared" if any(Path(name).parts[:1] == ("log",) for name in rows.names) else "log"  # not the source
     try:
         config = draft_cascade_config(_shape(sample, guesses, days, log))
     except ValueError as error:
@@ -276,19 +283,16 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
 
 def _per_request(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
     """Return the features of items that depend on the request, found as `prepare rows` finds them."""
-    names = [name for name in guesses.all("item_feature") if sample.facts[name].kind != "vector"]
+    kinds = ("truth", "whole", "number", "text")
+    names = [name for name in guesses.all("item_feature") if sample.facts[name].kind in kinds]
     order = [name for name in (guesses.one("time"), guesses.one("request")) if name is not None]
+    frame = sample.frame.with_columns(days.alias(_DAY)).sort(order, maintain_order=True).select(_DAY, item, *names)
+    numbers = (pl.col(pl.String).rank("dense").fill_null(0).cast(pl.Int64), pl.exclude(pl.String).cast(pl.Float64))
     repeats = RepeatCounts()
-    for _, rows in sample.frame.with_columns(days.alias(_DAY)).sort(order, maintain_order=True).group_by(_DAY):
-        values = ((name, _as_numbers(rows[name])) for name in names)
-        repeats.add(_as_numbers(rows[item].rank("dense")), values)
+    for rows in frame.partition_by(_DAY, include_key=False):
+        found = rows.with_columns(*numbers)
+        repeats.add(found[item].to_numpy(), ((name, found[name].to_numpy()) for name in names))
     return repeats.per_request()
-
-
-def _as_numbers(values: pl.Series) -> NDArray[Any]:
-    """Return numbers as float64, and numbers of the different texts as int64."""
-    is_text = values.dtype == pl.String
-    return (values.rank("dense").fill_null(0).cast(pl.Int64) if is_text else values.cast(pl.Float64)).to_numpy()
 
 
 # --- prepared data ----------------------------------------------------------------------------------------------------
