@@ -384,6 +384,8 @@ def test_missing_numbers_in_arrays_and_numbers_as_categories() -> None:
     whole = ranker.predict(pd.DataFrame({"a": X[:, 0], "code": codes.astype("category")}))
     assert np.array_equal(again[codes != 3], whole[codes != 3])
     assert not np.array_equal(again, whole)
+    floats = pd.DataFrame({"a": X[:, 0], "code": codes.astype(float).astype("category")})  # as beside missing numbers
+    assert np.array_equal(ranker.predict(floats), whole)
 
 
 def test_columns_that_change_their_kind_are_refused() -> None:

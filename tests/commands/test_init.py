@@ -19,6 +19,7 @@ from rankfall.data.impressions.spec import load_spec
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config
 from rankfall.data.sources.draft.draft_files import draft_files
 from rankfall.data.sources.recflow_spec import recflow_spec
+from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.config.load_config import load_config
 from support.command_line import run
 from support.paths import ROOT
@@ -356,6 +357,13 @@ def test_a_catalogue_beside_the_log_is_used_as_table(
     words = ("init", "shop/first.csv", "shop/second.jsonl", "--items", "shop/catalogue.csv", "--out", "again")
     assert run(*words) == 0
     assert load_spec(tmp_path / "again" / "spec.yaml") == spec
+    # a catalogue may have more bytes than the log
+    write_csv(tmp_path / "shop" / "catalogue.csv", [{**row, "about": "text " * 1000} for row in catalogue])
+    assert run("init", "shop", "--out", "large") == 0
+    assert load_spec(tmp_path / "large" / "spec.yaml").features.item.keys() >= spec.features.item.keys()
+    capsys.readouterr()
+    assert run("init", "shop/catalogue.csv", "--items", "shop/catalogue.csv", "--out", "wrong") == 1
+    assert "shop/catalogue.csv: found tables only, expected files of the log besides them" in capsys.readouterr().err
     assert run("init", "shop/first.csv", "--users", "shop/catalogue.csv", "--out", "wrong") == 1
     assert "catalogue.csv: found no column 'user', as in the log" in " ".join(capsys.readouterr().err.split())
 
@@ -390,22 +398,44 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
     assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
 
 
-def test_features_of_items_that_differ_between_requests_get_no_random_items(tmp_path: Path) -> None:
+def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Most counters are above 0, so that they would be the more frequent label; the log is no place for its output."""
+    monkeypatch.chdir(tmp_path)
     rows, _ = catalogue_log()
+    seen: Counter[Any] = Counter()
+    for row in rows:
+        row["clicks"] = 1 + seen[row["item"]]
+        seen[row["item"]] += row["clicked"]
+    (tmp_path / "log").mkdir()
+    path = write_csv(tmp_path / "log" / "rows.csv", rows)
+    assert roles(path)["clicked"] == "label"
+    assert run("init", "log") == 0
+    assert run(*capsys.readouterr().out.partition("next:\n")[2].splitlines()[0].split()[1:]) == 0
+    assert load_config(tmp_path / "config.yaml").data.path == "prepared"
+
+
+def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_path: Path) -> None:
+    rows, _ = catalogue_log()
+    seen: Counter[Any] = Counter()
     for number, row in enumerate(rows):
         row["stock"] = int(row["item"]) % 7 + int(str(row["time"])[8:10])  # changes from day to day only
+        row["views"] = seen[row["item"]]  # changes with every request, but is that of the item
+        seen[row["item"]] += 1
         row["distance"] = number % 5 * 1.5
+        row["match"] = random_values.choice(["yes", "no"])
     path = write_csv(tmp_path / "log.csv", rows)
-    text = draft_files([path], tmp_path).files["config.yaml"]
-    assert "features of items depend on the request: distance\n" in text
+    files = draft_files([path], tmp_path).files
+    text = files["config.yaml"]
+    assert "features of items depend on the request: distance, match\n" in text
     data = yaml.safe_load(text)["data"]
     assert not {"negatives", "length"} & {*data}
-    load = ("prepare", "rows", path, "--spec", tmp_path / "spec.yaml", "--out", tmp_path / "log")
-    assert run("init", path, "--out", tmp_path) == run(*load) == 0
-    data = yaml.safe_load(draft_files([tmp_path / "log"], tmp_path).files["config.yaml"])["data"]
-    assert not {"negatives", "length"} & {*data}  # as drafted from the rows
+    (tmp_path / "spec.yaml").write_text(files["spec.yaml"])
+    prepare_rows([path], tmp_path / "log", load_spec(tmp_path / "spec.yaml"))
+    assert "depend on the request: distance, match\n" in draft_files([tmp_path / "log"], tmp_path).files["config.yaml"]
     for row in rows:
-        del row["distance"]
+        del row["distance"], row["match"]
     data = yaml.safe_load(draft_files([write_csv(path, rows)], tmp_path).files["config.yaml"])["data"]
     assert (data["negatives"], data["length"]) == (20, "all")
 
@@ -470,7 +500,7 @@ def test_quotas_are_the_items_that_reached_the_next_stage(
         requests_per_day=100,
         has_sequences=False,
         catalogue=50,
-        changing=[],
+        per_request=[],
     )
     stages = yaml.safe_load(draft_cascade_config(shape))["stages"]
     assert [stage["quota"] for stage in stages] == quotas

@@ -179,6 +179,19 @@ def test_lists_without_relevant_items_count_nothing(name: str) -> None:
 
 @pytest.mark.witness("extremes")
 @pytest.mark.parametrize("name", NAMES)
+def test_grades_below_0_are_an_order_or_refused(name: str) -> None:
+    """Without relevance, objectives of the ground truth would find no relevant item and be 0."""
+    batch = impressions()
+    del batch["relevance"]
+    shifted = batch | {"labels": batch["labels"] - 9}
+    if name in ("FSRankNet", "SortCE"):
+        torch.testing.assert_close(call(objectives()[name], shifted), call(objectives()[name], batch))
+        return
+    with pytest.raises(ValueError, match=r"^labels must not hold values below 0"):
+        call(objectives()[name], shifted)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_extreme_scores_stay_finite(name: str) -> None:
     objective = objectives()[name]
     batch = impressions()

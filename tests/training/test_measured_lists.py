@@ -115,7 +115,7 @@ def test_production_is_measured_beside_the_model(clicks: Path, tmp_path: Path) -
     assert every.production is not None
     assert [stage.survived.value for stage in every.production] == pytest.approx(expected)
     assert every.production[0].entered == ITEMS
-    assert not any("/shown/" in name for name in every.metrics)  # lists hold only the best items
+    check_within_shown(every, clicks, tmp_path / "run")  # what was shown does not depend on what is ranked
 
 
 def check_within_shown(summary: EvaluationSummary, log: Path, run: Path) -> None:
@@ -159,7 +159,7 @@ def _shown_only(days: dict[str, dict[str, list[list[float]]]]) -> None:
 
 
 PER_STAGE = {"name": "per_stage", "loss": {"name": "softmax_loss"}}
-GRADES = "grades (stages, then ranks)"
+GRADES = "grades of the log"
 
 
 def test_training_and_its_page_say_which_label_trains(
@@ -202,6 +202,21 @@ def test_an_inspection_says_what_uses_which_label(clicks: Path, capsys: pytest.C
     printed = " ".join(capsys.readouterr().out.split())
     assert "relevance: the column 'click'. Metrics, and objectives such as lcron and bce, use it" in printed
     assert "grade: the order of stages, then ranks." in printed
+
+
+def test_without_a_funnel_grades_are_relevance_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def flatten(days: dict[str, dict[str, list[list[float]]]]) -> None:
+        for columns in days.values():
+            columns["depth"] = [[0 for _ in depths] for depths in columns["depth"]]
+
+    described = spec(stages=[{"name": "logged"}], relevant={"column": "click"})
+    log = random_log(tmp_path / "log", description=described, change=flatten).path
+    assert run("data", str(log)) == 0
+    assert "grade: the order of relevance, then ranks." in " ".join(capsys.readouterr().out.split())
+    config = content(log, training={"epochs": 1}) | {"objective": PER_STAGE}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run("train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")) == 0
+    assert "per_stage trains on grades" not in " ".join(capsys.readouterr().err.split())
 
 
 def test_relevance_by_production_is_said_and_not_shown(tmp_path: Path) -> None:

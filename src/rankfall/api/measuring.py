@@ -176,7 +176,7 @@ def plan(
         run: Run directory of a cascade, or what :func:`rankfall.train` returned.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         costs: Cost of an item that enters a stage, by stage: a number, or a text such as ``"8us"`` or ``"0.2ms+8us"``
-            with a cost per request. Default: each scored item costs 1.
+            with a cost per request. Default: costs of the kinds of models, with a notice.
         bundle: Bundle of the run on which the costs are measured as CPU time.
         budget: Largest cost of a request, such as ``"5ms"``. Default: the cost of the current quotas.
         recall: Smallest value of the metric; the cheapest quotas that reach it are chosen.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankfall._checks import check_count, check_lists, check_numbers, check_shape
+from rankfall._checks import check_count, check_lists, check_none, check_numbers, check_shape
 from rankfall._lists import has_order, item_weight, relevant_order, top_labels
 from rankfall.option_types import LARGEST_COUNT
 
@@ -30,7 +30,8 @@ class Impression:
     Attributes:
         scores: One tensor per stage.
         grades: Full-stage grades. Higher is better.
-        relevance: Numbers above 0 that order the relevant items by relevance, then by grade; 0 for all others.
+        relevance: Numbers above 0 that order the relevant items by relevance, then by grade; 0 for all others. The
+            grades if no relevance was given; see :meth:`relevant`.
         depth: The deepest logged stage of each item, or None if it is unknown.
         mask: True for real items.
         weight: Weights of the items, 0 where masked, or None if every item has the weight 1.
@@ -45,7 +46,12 @@ class Impression:
 
     def truth(self, k: int) -> Tensor:
         """Return the membership of each item in the ground truth: the k best of the relevant items."""
-        return top_labels(self.relevance, k, self.mask)
+        return top_labels(self.relevant(), k, self.mask)
+
+    def relevant(self) -> Tensor:
+        """Return the relevance. Negative grades in its place are an error: all of their items would be irrelevant."""
+        check_none("labels", self.relevance < 0, "values below 0 unless relevance is given")
+        return self.relevance
 
     def seen(self, min_depth: int) -> Tensor:
         """Return the items that a stage of a logged cascade sees: real items with a depth of at least `min_depth`."""
@@ -175,7 +181,7 @@ class Objective(nn.Module):
         checked = [check_lists(stage, labels, mask) for stage in scores]
         _, grades, real = checked[0]
         if relevance is None:
-            best = grades.clamp(min=0.0)
+            best = grades
         else:
             check_numbers("relevance", relevance, scores[0], real)
             best = relevant_order(relevance, grades, real)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall import register
-from rankfall._checks import check_choice, check_count, is_published
+from rankfall._checks import check_choice, check_count, check_none, is_published
 from rankfall._lists import has_order
 from rankfall.losses import bce_loss, lambda_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, grades_order, per_stage
@@ -134,6 +134,7 @@ class FSLambdaLoss(Objective):
         self.version: Literal["sound", "heuristic"] = version or ("heuristic" if published else "sound")
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
+        check_none("labels", batch.grades < 0, "values below 0")
         # the gain of LambdaLoss, 2^y - 1, of the label log2(1 + y) is y
         labels = torch.log2(1 + batch.grades) if self.gain == "linear" else batch.grades
         return {

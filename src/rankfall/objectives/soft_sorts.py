@@ -184,7 +184,7 @@ class ARF(_Adaptive):
     def recall(self, batch: Impression, stage: int) -> Tensor:
         return relax_loss(
             batch.scores[stage],
-            batch.relevance,
+            batch.relevant(),
             mask=batch.mask,
             weight=batch.weight,
             m=self.quotas[stage],
@@ -254,7 +254,7 @@ class ARFv2(_Adaptive):
     def recall(self, batch: Impression, stage: int) -> Tensor:
         return topk_bce_loss(
             batch.scores[stage],
-            batch.relevance,
+            batch.relevant(),
             mask=batch.mask,
             weight=batch.weight,
             k=self.relevant,

@@ -102,10 +102,11 @@ def _uses_of_labels(inspection: Inspection) -> dict[str, str]:
     """Return where each label comes from, and what uses it."""
     column, stage = inspection.relevant_column, inspection.relevant_stage
     source = f"the column {column!r}" if column is not None else f"items that reached the stage {stage!r}"
+    first = "stages" if max(stage.depth for stage in inspection.stages) > 0 else "relevance"
     return {
         "relevance": f"{source}. Metrics, and objectives such as lcron and bce, use it",
-        "grade": "the order of stages, then ranks. Objectives such as per_stage and fs_lambda_loss train on it, or on "
-        "relevance with data.labels=relevance",
+        "grade": f"the order of {first}, then ranks. Objectives such as per_stage and fs_lambda_loss train on it, or "
+        "on relevance with data.labels=relevance",
     }
 
 

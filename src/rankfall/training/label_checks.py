@@ -34,7 +34,7 @@ LEAST_INFORMATIVE = 0.01  # share of lists with an order up to which nothing use
 
 _OF_RELEVANCE = "bce, lcron, icc, rankflow"
 _GRADES = {  # by data.labels
-    "full": "grades (stages, then ranks)",
+    "full": "grades of the log",
     "published": "grades (published)",
     "rank": "ranks of the log",
     "relevance": "relevance",
@@ -252,7 +252,7 @@ def _relevant(log: ImpressionLog) -> str:
 
 def imitates(sample: LabelSample, spec: Spec, config: CascadeConfig) -> str | None:
     """Return a notice if the objective learns the order of production although a column says what is relevant."""
-    of_production = config.data.labels == "full" and (len(spec.stages) > 1 or spec.rank is not None)
+    of_production = config.data.labels == "full" and spec.has_funnel
     if spec.relevant.column is None or "grades" not in sample.informative or not of_production:
         return None
     return (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import Impressions
     from rankfall.data.impressions.spec import Spec
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.scored_batch import ScoredBatch
+    from rankfall.training.scored_batch import ScoreBatch, ScoredBatch
     from rankfall.training.stage_figures import StageFigures
 
 SHORT = 2  # lists are much shorter than the catalogue if it has this many times their items
@@ -81,10 +81,12 @@ class MeasuredLists:
     Args:
         loader: The loader of the batches.
         config: Configuration of the measurement.
+        score: Scores the lists of a batch.
     """
 
     loader: ImpressionLoader
     config: CascadeConfig
+    score: ScoreBatch
     _ranked: list[Tensor] = field(default_factory=list)
     _left: list[Tensor] = field(default_factory=list)
     _reached: list[Tensor] = field(default_factory=list)
@@ -95,10 +97,10 @@ class MeasuredLists:
         """Add a batch as it was loaded, and as it was scored."""
         self._ranked.append(scored.ranked)
         self._sizes = with_sizes(self._sizes, loaded)
-        if self._spec.relevant.column is not None and scored.complete:
-            self._shown.append(
-                within_shown(scored, [stage.name for stage in self.config.stages], len(self._spec.stages))
-            )
+        if self._spec.relevant.column is not None:
+            lists = scored if scored.complete else self.score(loaded)
+            names = [stage.name for stage in self.config.stages]
+            self._shown.append(within_shown(lists, names, len(self._spec.stages)))
         if self._has_production:
             truth = ground_truth(loaded, self.config.relevant)
             self._left.append(production_left(loaded, truth, [stage.quota for stage in self.config.stages]))
@@ -118,10 +120,9 @@ class MeasuredLists:
         """Return the metrics of all lists within what was shown and their chance levels, as :func:`within_shown`."""
         if not self._shown:
             return {}, {}
-        values, chance = zip(*self._shown, strict=True)
-        return {name: torch.cat([one[name] for one in values]) for name in values[0]}, {
-            name: torch.cat([one[name] for one in chance]) for name in chance[0]
-        }
+        parts = zip(*self._shown, strict=True)
+        values, chance = ({name: torch.cat([one[name] for one in part]) for name in part[0]} for part in parts)
+        return values, chance
 
     def figures(self) -> ListFigures | None:
         """Return the lengths of the lists; None if items of the log belong to single requests."""

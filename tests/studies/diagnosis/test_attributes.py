@@ -107,7 +107,7 @@ def test_features_are_those_of_the_rows(log: Path) -> None:
 def test_features_that_depend_on_the_request_are_read_from_its_list(tmp_path: Path) -> None:
     path = random_log(tmp_path / "log").path
     known = known_of(path)
-    known.log.manifest["about"]["item_features"] = "per request"
+    known.log.manifest["about"]["per_request"] = ["item.price"]  # as prepare marks it
     measured = [row for day in DAYS[1:] for row in rows_of(path, day)]
     truth = TruthItems.of(known.lists)
     found = known.of_items("price", truth.request, truth.place)

@@ -93,10 +93,6 @@ class GrowingItems:
             return None
         return self._versions.replace_schema_metadata({_DAYS: json.dumps(self._days)})
 
-    def on_newest_day(self) -> pa.Table:
-        """Return the table of all items so far, with the features that requests of the newest day see."""
-        return items_on(self.table, self.versions, self._days[-1])
-
     def add_day(self, day: str, last: pa.Table, first: pa.Table, column: str) -> None:
         """Add the items of the next day.
 

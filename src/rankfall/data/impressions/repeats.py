@@ -32,24 +32,12 @@ class RepeatCounts:
     closer: Counter[str] = field(default_factory=Counter)
     farther: Counter[str] = field(default_factory=Counter)
 
-    def add(self, impressions: pa.Table, features: Iterable[str]) -> None:
-        """Count the repeated items of impressions of one day, in the order of time.
+    def add(self, items: NDArray[Any], features: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Count the repeated items of requests of one day, in the order of time.
 
         Args:
-            impressions: The impressions.
-            features: Columns of item features.
-        """
-        logged = _flat(impressions, "depth") >= 0  # no random negatives
-        self.add_rows(
-            _flat(impressions, "item")[logged], ((name, _flat(impressions, name)[logged]) for name in features)
-        )
-
-    def add_rows(self, items: NDArray[Any], features: Iterable[tuple[str, NDArray[Any]]]) -> None:
-        """Count the repeated items of rows of one day, in the order of time.
-
-        Args:
-            items: The item of each row; the rows of a request follow each other in an order that says nothing.
-            features: Names and values of item features.
+            items: The items of the requests, one request after the other.
+            features: Names of item features, and their values for these items.
         """
         order = np.argsort(items, kind="stable")
         again = np.flatnonzero(np.diff(items[order]) == 0)
@@ -79,9 +67,13 @@ class RepeatCounts:
         return {name: dict(sorted(getattr(self, name).items())) for name in self.__slots__}
 
 
-def _flat(impressions: pa.Table, column: str) -> NDArray[Any]:
-    """Return the values of all lists of a column, one list after the other."""
-    return from_arrow(pa.chunked_array([chunk.flatten() for chunk in impressions[column].chunks]))
+def logged_values(impressions: pa.Table, column: str) -> NDArray[Any]:
+    """Return the values of the logged items of all lists, one list after the other, without random negatives."""
+    values, depths = (
+        from_arrow(pa.chunked_array([chunk.flatten() for chunk in impressions[name].chunks]))
+        for name in (column, "depth")
+    )
+    return values[depths >= 0]
 
 
 def compare_repeats(before: NDArray[Any], after: NDArray[Any], beside: NDArray[Any]) -> tuple[int, int]:

@@ -184,6 +184,8 @@ def _values(column: Any, where: str) -> NDArray[Any]:
     if array.dtype.kind in "biuf":
         return array
     values = [None if _is_missing(value) else value for value in array.tolist()]
+    if kind == "category":  # whole numbers are floats beside missing ones
+        values = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
     texts = [isinstance(value, str) for value in values if value is not None]
     if kind.partition("[")[0].partition("(")[0] in _TEXT_TYPES or (texts and all(texts)):
         return np.array([None if value is None else str(value) for value in values], dtype=object)

@@ -126,7 +126,7 @@ class LogAttributes:
 
     def of_items(self, name: str, request: Ints, place: Ints) -> Values:
         """Return a feature of the items at places of lists, encoded."""
-        if self.log.manifest["about"].get("item_features") == "per request":
+        if f"item.{name}" in self.log.per_request and self.scores.complete:  # lists of the file
             return self._of_lists(f"item.{name}", request, place)
         places = np.searchsorted(self._numbers, self.items(request, place))
         values = np.array(from_arrow(self._items[f"item.{name}"].take(pa.array(places))))

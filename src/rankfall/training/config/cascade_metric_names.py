@@ -51,7 +51,7 @@ METRICS_OF_CASCADES = {
     "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
     "STAGE/ndcg",
     "STAGE/shown/auc": "share of the pairs of a relevant and an irrelevant item that the stage orders correctly, "
-    "within the items that reached the last stage of the log; measured on lists if relevance is a column",
+    "within the items that reached the last stage of the log; measured if relevance is a column",
     "STAGE/shown/ndcg": "NDCG of the stage within the same items, with gain 1 for relevant ones",
 }
 """Definitions of the metrics of a cascade, by the form of their names."""

@@ -160,7 +160,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     ) -> Evaluation:
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
-        lists = MeasuredLists(opened.loader, opened.config)
+        lists = MeasuredLists(opened.loader, opened.config, measure_cascade.scorer_of(opened.cascade))
         with own_code(self.config), opened.refusing_new_ids():
             measured = measure_cascade.measure(
                 opened.cascade,

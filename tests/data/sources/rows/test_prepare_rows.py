@@ -333,6 +333,12 @@ def test_files_in_directories_that_no_reader_knows_are_errors(tmp_path: Path) ->
         prepare_rows([tmp_path / "log"], tmp_path / "out", spec)
     with pytest.raises(ValueError, match=r"part\.json: found '\.json'"):
         check_rows([tmp_path / "log"], spec)
+    (tmp_path / "log" / "part.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    write_rows(rows, tmp_path / "elsewhere" / "part.csv")
+    (tmp_path / "log" / "more").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"log/more is not a file"):
+        prepare_rows([tmp_path / "log"], tmp_path / "out", spec)
     assert not (tmp_path / "out").exists()
 
 

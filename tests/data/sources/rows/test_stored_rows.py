@@ -147,12 +147,13 @@ def test_problems_name_the_url(s3: S3Server, folder: Path, capsys: pytest.Captur
 
 def test_init_drafts_from_a_url(s3: S3Server, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = s3.put_directory(folder / "log", "init/log")
-    assert run("init", "log", "--out", "local") == 0
+    (folder / "log").rename(folder / "rows")
+    assert run("init", "rows", "--out", "local") == 0
     local = capsys.readouterr().out
     assert run("init", url, "--out", "remote") == 0
     remote = capsys.readouterr().out.replace("remote/", "local/")
     assert f"rankfall prepare rows '{url}' --spec" in remote
-    assert remote.replace(f"'{url}'", "log") == local
+    assert remote.replace(f"'{url}'", "rows") == local
     for name in ("spec.yaml", "config.yaml"):
         assert (folder / "remote" / name).read_bytes() == (folder / "local" / name).read_bytes()
 

@@ -32,9 +32,7 @@ class Pool:
 
     items: NDArray[np.int32]
     features: Arrays
-    places: Rows | NDArray[np.int32] | None = (
-        None  # the rows of the items in `features`; by default they have the same order
-    )
+    places: Rows | NDArray[np.int32] | None = None  # the rows of the items in `features`; None: in the same order
 
 
 class KnownItems:

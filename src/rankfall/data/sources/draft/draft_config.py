@@ -30,7 +30,7 @@ class LogShape:
         requests_per_day: Mean number of requests per day.
         has_sequences: Whether the log has behaviour sequences.
         catalogue: Number of items.
-        changing: Item features that depend on the request, so that random items have no value of them.
+        per_request: Item features that depend on the request, so that random items have no value of them.
     """
 
     path: str
@@ -42,7 +42,7 @@ class LogShape:
     requests_per_day: float
     has_sequences: bool
     catalogue: int
-    changing: list[str]
+    per_request: list[str]
 
 
 def draft_cascade_config(shape: LogShape) -> str:
@@ -81,9 +81,8 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
 def _all_items(shape: LogShape) -> Iterator[str]:
     """Train and validate on items outside the lists: a service ranks all of them."""
     length = sum(shape.items)
-    if shape.changing:
-        changing = ", ".join(shape.changing)
-        yield f"  # no random items, because features of items depend on the request: {changing}"
+    if shape.per_request:
+        yield f"  # no random items, because features of items depend on the request: {', '.join(shape.per_request)}"
     elif shape.catalogue >= _LARGER * length or not shape.stages:
         negatives = max(1, min(max(_LEAST_NEGATIVES, round(2 * length)), _MOST_NEGATIVES, shape.catalogue // 2))
         yield f"  negatives: {negatives:<29}# random items in each training list: a service ranks all items"

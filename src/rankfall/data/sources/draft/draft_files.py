@@ -19,7 +19,6 @@ from rankfall.data.lists.ranking_data import RankingData, is_prepared
 from rankfall.data.sources.draft.column_facts import read_sample, with_table
 from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
 from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.guess_features import is_categorical
 from rankfall.data.sources.draft.guess_roles import guess_roles, guess_table_columns
 from rankfall.data.sources.draft.roles import parse_given
 from rankfall.data.sources.object_storage import is_url
@@ -30,10 +29,8 @@ from rankfall.data.sources.rows.stored_rows import local_rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from rankfall._engine import Report
-    from rankfall.data.sources.draft.column_facts import ColumnFacts, Sample
+    from rankfall.data.sources.draft.column_facts import Sample
     from rankfall.data.sources.draft.roles import Guesses, Role
     from rankfall.data.sources.rows.columns import Origin
     from rankfall.data.sources.rows.raw_log import Tables
@@ -127,20 +124,30 @@ class _RowSources:
         """Remember a row that cannot be read."""
         self.invalid[str(file), row.row] = row.found
 
-    def set_tables_apart(self) -> list[RowFile]:
-        """Take files with other columns, such as a catalogue in the same directory, out of the log; return them."""
-        given = {file.path.resolve() for files in self.tables.values() for file in files}
-        left = [file for file in self.files if file.path.resolve() not in given]
-        columns = {file: {*file.columns()} for file in left}
-        sizes: dict[frozenset[str], int] = {}
+    def set_tables_apart(self, known: Mapping[str, Role]) -> list[RowFile]:
+        """Take files with other columns, such as a catalogue in the same directory, out of the log; return them.
+
+        Of the files with the same columns, the log is the largest group whose columns have all roles of a log.
+        """
+        tables = {file.path.resolve() for files in self.tables.values() for file in files}
+        left = [file for file in self.files if file.path.resolve() not in tables]
+        alike: dict[frozenset[str], list[RowFile]] = {}
         for file in left:
-            header = frozenset(columns[file])
-            sizes[header] = sizes.get(header, 0) + file.path.stat().st_size
-        most = max(sizes, key=lambda header: sizes[header], default=frozenset())
-        log = [file for file in left if 2 * len(columns[file] & most) >= len(most)]
+            alike.setdefault(frozenset(file.columns()), []).append(file)
+        headers = sorted(alike, key=lambda header: -sum(file.path.stat().st_size for file in alike[header]))
+        if not headers:
+            raise ValueError(f"{', '.join(self.names)}: found tables only, expected files of the log besides them")
+        logs = (one for one in headers if len(headers) == 1 or not self.guess(alike[one], known)[1].problems)
+        most = next(logs, headers[0])
+        log = [file for file in left if 2 * len(most & {*file.columns()}) >= len(most)]
         if len(log) < len(self.files):
             self.files, self.names = log, [str(file) for file in log]
         return [file for file in left if file not in log]
+
+    def guess(self, files: Sequence[RowFile], known: Mapping[str, Role]) -> tuple[Sample, Guesses]:
+        """Read a sample of files, and guess the roles of their columns."""
+        sample = read_sample(files, self.on_invalid)
+        return sample, guess_roles(sample, {column: role for column, role in known.items() if column in sample.facts})
 
     def find_table(self, file: RowFile, guesses: Guesses) -> str | None:
         """Use a file as the table of items or of users if it has one row for each; otherwise return what to check."""
@@ -165,11 +172,10 @@ def _table_files(tables: Tables) -> dict[Origin, list[RowFile]]:
 
 
 def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) -> Draft:
-    beside = rows.set_tables_apart()
-    sample = read_sample(rows.files, rows.on_invalid)
-    of_tables = [name for files in [*rows.tables.values(), beside] for file in files for name in file.columns()]
-    known = parse_given(given, list(dict.fromkeys([*sample.facts, *of_tables])))
-    guesses = guess_roles(sample, {column: role for column, role in known.items() if column in sample.facts})
+    columns = [name for files in [rows.files, *rows.tables.values()] for file in files for name in file.columns()]
+    known = parse_given(given, list(dict.fromkeys(columns)))
+    beside = rows.set_tables_apart(known)
+    sample, guesses = rows.guess(rows.files, known)
     guesses.checks += filter(None, (rows.find_table(file, guesses) for file in beside))
     for origin, files in rows.tables.items():
         if (key := guesses.one(_KEYS[origin])) is None:
@@ -187,7 +193,7 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
             f"{len(rows.invalid):,} rows cannot be read (the first is row {row + 1} of {file}: {found}), which prepare "
             "refuses: prepare --check lists them, and --skip-bad drops them"
         )
-    log = "log"
+    log = "prepared" if any(Path(name).parts[:1] == ("log",) for name in rows.names) else "log"  # not the source
     try:
         config = draft_cascade_config(_shape(sample, guesses, days, log))
     except ValueError as error:
@@ -271,29 +277,22 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         has_sequences=bool(guesses.all("sequence"))
         or (label is not None and None not in (guesses.one("user"), guesses.one("time"))),
         catalogue=sample.facts[item].distinct,
-        changing=_changing(sample, guesses, item, seen),
+        per_request=_per_request(sample, guesses, item, seen),
     )
 
 
-def _changing(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
-    """Return the features of items that depend on the request, by the rule of prepared logs."""
-    names = [name for name in guesses.all("item_feature") if sample.facts[name].kind != "vector"]
-    order = [name for name in (guesses.one("time"), guesses.one("request"), item) if name is not None]
-    counts = RepeatCounts()
-    for rows in sample.frame.with_columns(days.alias(_DAY)).sort(order).partition_by(_DAY):
-        counts.add_rows(_ids(rows[item]), ((name, _numbers(rows[name], sample.facts[name])) for name in names))
-    return counts.per_request()
-
-
-def _ids(values: pl.Series) -> NDArray[Any]:
-    return values.cast(pl.String).cast(pl.Categorical).to_physical().cast(pl.Int64).fill_null(-1).to_numpy()
-
-
-def _numbers(values: pl.Series, facts: ColumnFacts) -> NDArray[Any]:
-    """Return what a prepared log compares: ids of categories, numbers of quantities."""
-    if is_categorical(facts):
-        return _ids(values)
-    return values.cast(pl.Float64, strict=False).fill_nan(None).fill_null(0).to_numpy()
+def _per_request(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -> list[str]:
+    """Return the features of items that depend on the request, found as `prepare rows` finds them."""
+    kinds = ("truth", "whole", "number", "text")
+    names = [name for name in guesses.all("item_feature") if sample.facts[name].kind in kinds]
+    order = [name for name in (guesses.one("time"), guesses.one("request")) if name is not None]
+    frame = sample.frame.with_columns(days.alias(_DAY)).sort(order, maintain_order=True).select(_DAY, item, *names)
+    numbers = (pl.col(pl.String).rank("dense").fill_null(0).cast(pl.Int64), pl.exclude(pl.String).cast(pl.Float64))
+    repeats = RepeatCounts()
+    for rows in frame.partition_by(_DAY, include_key=False):
+        found = rows.with_columns(*numbers)
+        repeats.add(found[item].to_numpy(), ((name, found[name].to_numpy()) for name in names))
+    return repeats.per_request()
 
 
 # --- prepared data ----------------------------------------------------------------------------------------------------
@@ -322,7 +321,7 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
         requests_per_day=float(requests),
         has_sequences=bool(log.features.sequences),
         catalogue=len(log.items()),
-        changing=[name.removeprefix("item.") for name in log.per_request],
+        per_request=[name.removeprefix("item.") for name in log.per_request],
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},

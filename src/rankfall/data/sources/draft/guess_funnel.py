@@ -190,11 +190,12 @@ def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
     return facts.is_flag or not seen.is_constant(seen.column("item"), facts.name)
 
 
-def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, float]:
-    """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
+def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, bool, float]:
+    """Order labels: clicks first, then what is not merely shown, 0 or 1 before numbers of clicks, the more frequent."""
     found = set(words(facts.name))
     positives = share(above_zero(seen.frame[facts.name]))
-    return bool(found & (CLICK | {"label", "relevance", "target"})), not found & SHOWN, positives
+    is_known = bool(found & (CLICK | {"label", "relevance", "target"}))
+    return is_known, not found & SHOWN, facts.is_flag or not found & CLICK, positives
 
 
 def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:

@@ -276,9 +276,8 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             given[path.path] = path
             found.append(path.path)
         elif path.is_dir():
-            inside = sorted(
-                file for file in path.rglob("*") if is_visible(file.relative_to(path)) and not file.is_dir()
-            )
+            inside = sorted(file for file in path.rglob("*") if is_visible(file.relative_to(path)))
+            inside = [file for file in inside if file.is_symlink() or not file.is_dir()]  # no linked ones are searched
             if not inside:
                 raise ValueError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
             found += inside

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import BadValueError
-from rankfall.data.impressions.items import FEATURE, item_table
+from rankfall.data.impressions.items import FEATURE, item_table, items_on
+from rankfall.data.impressions.repeats import logged_values
 from rankfall.data.impressions.spec import column_of
 from rankfall.data.sources.rows.fit import new_values
 from rankfall.data.sources.rows.incremental_merge import IncrementalMerge, distinct
@@ -80,8 +81,8 @@ def write_days(
             inspect(impressions, state)
             write(day, impressions)
 
-        items = state.items.on_newest_day() if log.raw.spec.negatives else state.items.table
-        assembly = _Assembly(log, state.encoding, items, seed)
+        versions = state.items.versions if log.raw.spec.negatives else None
+        assembly = _Assembly(log, state.encoding, items_on(state.items.table, versions, day), seed)
         _write_day(assembly, day, of_day, state, checked, on_rows, engine)
     state.unknown_requests += order.unknown
 
@@ -147,8 +148,9 @@ def _write_day(
             for origin, keys in unknown.items():
                 known = state.unknown.get(origin, keys[:0])
                 state.unknown[origin] = distinct(pl.concat([known, keys]))
+    first = pa.concat_tables(sample)
     features = [f"{FEATURE}{name}" for name in assembly.encoding.spec.features.item]
-    state.repeats.add(pa.concat_tables(sample), features)
+    state.repeats.add(logged_values(first, "item"), ((name, logged_values(first, name)) for name in features))
 
 
 def _histories(
