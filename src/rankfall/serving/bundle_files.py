@@ -161,7 +161,8 @@ def _is_compressed(message: pa.Message) -> bool:
     root: int = struct.unpack_from("<I", content)[0]
     header = root + offset(root, 2)  # of Message: version, type of the header, header
     batch = header + struct.unpack_from("<I", content, header)[0]
-    return offset(batch, 3) != 0  # of RecordBatch: length, nodes, buffers, compression
+    # of RecordBatch: length, nodes, buffers, compression; of Message: after the length of its body, metadata
+    return offset(batch, 3) != 0 or offset(root, 4) != 0
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:
