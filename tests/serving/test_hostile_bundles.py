@@ -26,7 +26,7 @@ from rankfall.serving.export import onnx_graphs
 from rankfall.serving.export.vector_index import write_index
 from rankfall.serving.file_checks import OPERATORS, OTHER_OPERATORS, check_index
 from rankfall.serving.memory_files import MemoryFile
-from rankfall.serving.service import limits
+from rankfall.serving.service import bundle_slots, bundle_trial, limits
 from rankfall.serving.service.bundle_slots import load_checked
 from support.bundles import platform_bundle
 from support.services import requests, running
@@ -359,6 +359,25 @@ def test_graph_that_needs_too_much_time_is_refused(copied: Path, monkeypatch: py
     monkeypatch.setattr(limits, "TRIAL_SECONDS", 3)
     _changed_graph(copied, multiply)
     with pytest.raises(ValueError, match="needs more than 3 seconds"):
+        load_checked(copied)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bundle_that_is_replaced_around_its_trial_is_refused(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """What is served is what was tried: a trial says nothing about files that replace it, or that it replaced."""
+    module, name = (bundle_slots, "try_bundle") if late else (bundle_trial, "read_manifest")
+    before = getattr(module, name)
+
+    def replaced(*arguments: Any) -> Any:
+        found = before(*arguments)
+        (copied / "examples.json").write_text("[]")
+        seal_again(copied)
+        return found
+
+    monkeypatch.setattr(module, name, replaced)
+    with pytest.raises(ValueError, match="bundle has been replaced since it was tried"):
         load_checked(copied)
 
 
