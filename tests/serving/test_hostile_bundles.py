@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import faiss
-import flatbuffers
+import flatbuffers  # type: ignore[import-untyped]  # which onnxruntime needs
 import numpy as np
 import onnx
 import pyarrow as pa
