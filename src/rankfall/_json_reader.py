@@ -33,15 +33,15 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("found values nested too deeply") from None
 
 
-def read_json_file(path: Path) -> Any:
-    """Read a JSON file.
+def read_json_file(path: Path, largest: int = LARGEST) -> Any:
+    """Read a JSON file of at most `largest` bytes.
 
     Raises:
         ValueError: If it is not a file, is too large, or is not JSON.
         OSError: If it cannot be read.
     """
     with open_regular(path) as file:
-        content = file.read(min(LARGEST, os.fstat(file.fileno()).st_size) + 1)  # not a buffer of LARGEST bytes
-    if len(content) > LARGEST:
-        raise ValueError(f"path: {path} has more than {LARGEST:,} bytes")
+        content = file.read(min(largest, os.fstat(file.fileno()).st_size) + 1)  # not a buffer of so many bytes
+    if len(content) > largest:
+        raise ValueError(f"path: {path} has more than {largest:,} bytes")
     return parse_json(content.decode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rankfall._json_reader import read_json_file
+from rankfall._json_reader import LARGEST, read_json_file
 from rankfall._suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 
-def has_format(file: Path, name: str) -> bool:
-    """Return whether a manifest exists and names the format, of any version."""
+def has_format(file: Path, name: str, largest: int = LARGEST) -> bool:
+    """Return whether a manifest of at most `largest` bytes exists and names the format, of any version."""
     try:
-        content = read_json_file(file)
+        content = read_json_file(file, largest)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == name
 
 
 def read_manifest(
-    path: Path, name: str, version: int, *, kind: str, remedy: str, keys: Iterable[str] = ()
+    path: Path, name: str, version: int, *, kind: str, remedy: str, keys: Iterable[str] = (), largest: int = LARGEST
 ) -> dict[str, Any]:
     """Read the manifest of a directory and check its format.
 
@@ -36,13 +36,14 @@ def read_manifest(
         kind: Kind of directory that was expected, for messages.
         remedy: How to update a directory of another version, for messages.
         keys: Keys that the manifest must have.
+        largest: Its size at most, in bytes.
 
     Raises:
         ValueError: If the directory has another format or version, or a key is missing.
     """
-    if not has_format(path / MANIFEST, name):
+    if not has_format(path / MANIFEST, name, largest):
         raise ValueError(f"path: {path} is not {kind}{_missing(path)}")
-    manifest: dict[str, Any] = read_json_file(path / MANIFEST)
+    manifest: dict[str, Any] = read_json_file(path / MANIFEST, largest)
     if manifest.get("version") != version:
         raise ValueError(
             f"path: {path} was written in format version {manifest.get('version')}, this release reads version "

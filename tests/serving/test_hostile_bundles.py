@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from typing import TYPE_CHECKING, Any
 
 import faiss
+import flatbuffers  # type: ignore[import-untyped]  # which onnxruntime needs
 import numpy as np
 import onnx
 import pyarrow as pa
@@ -19,11 +21,12 @@ from rankfall.cascade import Stage
 from rankfall.data.impressions.spec import Feature, Features, Sequence
 from rankfall.models import ACTIVATIONS, DIN, EmbeddingMLP, TwoTower
 from rankfall.serving.bundle import Bundle
+from rankfall.serving.bundle_files import read_table
 from rankfall.serving.export import onnx_graphs
 from rankfall.serving.export.vector_index import write_index
 from rankfall.serving.file_checks import OPERATORS, OTHER_OPERATORS, check_index
 from rankfall.serving.memory_files import MemoryFile
-from rankfall.serving.service import limits
+from rankfall.serving.service import bundle_slots, bundle_trial, limits
 from rankfall.serving.service.bundle_slots import load_checked
 from support.bundles import platform_bundle
 from support.services import requests, running
@@ -138,6 +141,16 @@ def test_every_changed_number_of_an_index_is_refused_or_read_safely(tmp_path: Pa
             assert vector.tobytes() in changed
 
 
+def test_search_ends_whatever_the_manifest_says(copied: Path) -> None:
+    """With distances that are NaN and a negative number of lists, a search for more items did not end."""
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["stages"][0]["index"]["nprobe"] = -1
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    seal_again(copied)
+    with pytest.raises(ValueError, match=r"items\.faiss cannot be searched in -1 of 1 lists"):
+        Bundle.load(copied)
+
+
 # --- graphs -------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +251,16 @@ def test_other_graphs_are_refused(copied: Path, tmp_path: Path, monkeypatch: pyt
         Bundle.load(copied)
 
 
+def test_tags_of_more_than_32_bits_hide_no_operator(copied: Path) -> None:
+    """Onnxruntime drops the upper bits of a tag: what a check takes for an unknown field is a node for it."""
+    node = helper.make_node("Loop", [], []).SerializeToString()
+    hidden = b"\x8a\x80\x80\x80\x10" + bytes([len(node)]) + node  # the tag of a node, and bit 32
+    (copied / GRAPH).write_bytes((copied / GRAPH).read_bytes() + b"\x3a" + bytes([len(hidden)]) + hidden)
+    seal_again(copied)
+    with pytest.raises(ValueError, match=r"scorer\.onnx is not a graph: it is damaged"):
+        Bundle.load(copied)
+
+
 def test_graph_in_the_format_of_onnxruntime_is_refused(copied: Path) -> None:
     (copied / GRAPH).write_bytes(b"\x22\x06\0\0ORTM" + b"\0" * 100)
     seal_again(copied)
@@ -261,6 +284,52 @@ def test_compressed_tables_are_refused_before_they_are_read(copied: Path, compre
     seal_again(copied)
     with pytest.raises(ValueError, match=r"items\.arrow is compressed"):
         Bundle.load(copied)
+
+
+def test_compression_of_early_arrow_releases_is_refused(tmp_path: Path) -> None:
+    """It is in the metadata of a message instead of its header: 100 bytes that Arrow would read as 80,000."""
+    schema = pa.schema([("large", pa.int64())])
+    numbers = pa.array(np.zeros(10_000, np.int64))
+    block = pa.compress(numbers.buffers()[1], "zstd", asbytes=True)
+    body = struct.pack("<q", 80_000) + block
+    builder = flatbuffers.Builder()
+    key, codec = builder.CreateString("ARROW:experimental_compression"), builder.CreateString("zstd")
+    pair = _flat_table(builder, (0, "UOffsetTRelative", key), (1, "UOffsetTRelative", codec))
+    builder.StartVector(4, 1, 4)
+    builder.PrependUOffsetTRelative(pair)
+    metadata = builder.EndVector()
+    buffers = _flat_pairs(builder, (0, 0), (0, len(body)))
+    nodes = _flat_pairs(builder, (len(numbers), 0))
+    batch = _flat_table(
+        builder, (0, "Int64", len(numbers)), (1, "UOffsetTRelative", nodes), (2, "UOffsetTRelative", buffers)
+    )
+    fields = ((0, "Int16", 3), (1, "Uint8", 3), (2, "UOffsetTRelative", batch), (3, "Int64", len(body)))  # version 4
+    builder.Finish(_flat_table(builder, *fields, (4, "UOffsetTRelative", metadata)))
+    header = bytes(builder.Output())
+    header += bytes(-len(header) % 8)
+    message = b"\xff\xff\xff\xff" + struct.pack("<i", len(header)) + header + body + bytes(-len(body) % 8)
+    assert pa.ipc.read_record_batch(pa.ipc.read_message(message), schema)["large"].equals(numbers)
+    content = b"ARROW1\0\0" + schema.serialize().to_pybytes() + message
+    with pytest.raises(ValueError, match=r"items\.arrow is compressed"):
+        read_table(MemoryFile(tmp_path / "items.arrow", content))
+
+
+def _flat_table(builder: Any, *fields: tuple[int, str, int]) -> int:
+    """Add a table with these fields (slot, kind, value) to a flat buffer."""
+    builder.StartObject(5)
+    for slot, kind, value in fields:
+        getattr(builder, f"Prepend{kind}Slot")(slot, value, 0)
+    table: int = builder.EndObject()
+    return table
+
+
+def _flat_pairs(builder: Any, *pairs: tuple[int, int]) -> int:
+    """Add a vector of pairs of numbers to a flat buffer."""
+    builder.StartVector(16, len(pairs), 8)
+    for number in (number for pair in reversed(pairs) for number in reversed(pair)):
+        builder.PrependInt64(number)
+    vector: int = builder.EndVector()
+    return vector
 
 
 # --- limits of a service ------------------------------------------------------------------------------------------
@@ -290,6 +359,25 @@ def test_graph_that_needs_too_much_time_is_refused(copied: Path, monkeypatch: py
     monkeypatch.setattr(limits, "TRIAL_SECONDS", 3)
     _changed_graph(copied, multiply)
     with pytest.raises(ValueError, match="needs more than 3 seconds"):
+        load_checked(copied)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_bundle_that_is_replaced_around_its_trial_is_refused(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """What is served is what was tried: a trial says nothing about files that replace it, or that it replaced."""
+    module, name = (bundle_slots, "try_bundle") if late else (bundle_trial, "read_manifest")
+    before = getattr(module, name)
+
+    def replaced(*arguments: Any) -> Any:
+        found = before(*arguments)
+        (copied / "examples.json").write_text("[]")
+        seal_again(copied)
+        return found
+
+    monkeypatch.setattr(module, name, replaced)
+    with pytest.raises(ValueError, match="bundle has been replaced since it was tried"):
         load_checked(copied)
 
 

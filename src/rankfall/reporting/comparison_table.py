@@ -126,7 +126,7 @@ def _markdown_tests(result: MethodTable) -> str:
 
 def markdown_lines(lines: list[list[str]]) -> str:
     """Return rows of cells as the lines of a Markdown table, whatever names of methods contain."""
-    cells = ([" ".join(text.replace("|", "\\|").splitlines()) for text in line] for line in lines)
+    cells = ([" ".join(text.replace("\\", r"\\").replace("|", r"\|").splitlines()) for text in line] for line in lines)
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rankfall._argument_types import checked
 from rankfall._json_reader import parse_json
+from rankfall._seal import SEAL
 from rankfall.encoding import BadValueError
 from rankfall.serving.bundle_files import (
     EXAMPLES,
@@ -78,7 +79,7 @@ class Bundle:
 
     @classmethod
     @checked
-    def load(cls, path: str | Path, *, threads: int = 1, shared: Path | None = None) -> Bundle:
+    def load(cls, path: str | Path, *, threads: int = 1, shared: Path | None = None, seal: str | None = None) -> Bundle:
         """Read all files of a bundle into memory and compare them with their checksums.
 
         What happens to the files afterwards has no effect.
@@ -88,6 +89,7 @@ class Bundle:
             threads: The number of threads that one call may use.
             shared: A directory that only the caller's processes may write, for copies of the files. Processes that
                 name the same one share the memory of tables and indexes.
+            seal: The checksum that the manifest must have, for example that of a bundle that was tried before.
 
         Raises:
             ValueError: A file is missing or has changed, or this release cannot read the bundle.
@@ -97,6 +99,8 @@ class Bundle:
             raise ValueError(f"threads: found {shown(threads)}, expected a whole number from 1 to {MOST_THREADS:,}")
         path = Path(path)
         manifest = read_manifest(path)
+        if seal not in (None, manifest[SEAL]):
+            raise ValueError(f"path: {path} has been replaced since it was tried")
         with errors_name(path):
             files = read_files(path, manifest, shared)
             examples = parse_json(bytes(files[EXAMPLES].content))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall bundle"
 VERSION = 1
+LARGEST_MANIFEST = 2**22  # bytes: a service reads manifests of bundles that it has not tried, and waits meanwhile
 ITEMS, EXAMPLES = "items.arrow", "examples.json"
 DISPLAY = "display."  # prefix of columns of items that are shown to people and that no model reads
 USER_GRAPH, INDEX, SCORER_GRAPH = "user.onnx", "items.faiss", "scorer.onnx"
@@ -50,19 +51,19 @@ DATA = ".data"  # suffix of the file beside a graph that has its weights, if the
 
 def is_bundle(path: Path) -> bool:
     """Return whether a directory holds a bundle of any version."""
-    return has_format(path / MANIFEST, FORMAT)
+    return has_format(path / MANIFEST, FORMAT, LARGEST_MANIFEST)
 
 
 def why_no_bundle(path: Path) -> str | None:
     """Return what is wrong with the manifest of a directory, None for a bundle of any version."""
     file = path / MANIFEST
     try:
-        read_json_file(file)
+        read_json_file(file, LARGEST_MANIFEST)
     except OSError as error:
         return f"{file} cannot be read: {error.strerror or error}"
-    except ValueError:
-        if not file.is_file():
-            return f"{file} is not a file"
+    except ValueError as error:
+        if str(error).startswith("path: "):  # it was not read
+            return str(error).removeprefix("path: ")
         return f"{file} is not valid JSON: it is damaged or cut off"
     return None if is_bundle(path) else f"{file} is not the manifest of a bundle"
 
@@ -71,7 +72,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a bundle, if this release can read it."""
     kind = "a bundle (see 'rankfall export --help')"
     keys = ("files", "stages", "vocabularies", "request", "items", SEAL)
-    manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="export it again", keys=keys)
+    manifest = _manifest.read_manifest(
+        path, FORMAT, VERSION, kind=kind, remedy="export it again", keys=keys, largest=LARGEST_MANIFEST
+    )
     check_seal(path / MANIFEST, manifest, remedy=REMEDY)
     return manifest
 
@@ -148,7 +151,10 @@ def read_table(file: MemoryFile) -> pa.Table:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return whether the header of a message, a flat buffer that Arrow has verified, names a compression."""
+    """Return whether a message, a flat buffer that Arrow has verified, names a compression, in its header or beside it.
+
+    Arrow also reads the compression of early releases, which is in the metadata of the message.
+    """
     content = message.metadata.to_pybytes()
 
     def offset(table: int, field: int) -> int:
@@ -161,7 +167,8 @@ def _is_compressed(message: pa.Message) -> bool:
     root: int = struct.unpack_from("<I", content)[0]
     header = root + offset(root, 2)  # of Message: version, type of the header, header
     batch = header + struct.unpack_from("<I", content, header)[0]
-    return offset(batch, 3) != 0  # of RecordBatch: length, nodes, buffers, compression
+    # of RecordBatch: length, nodes, buffers, compression; of Message: after the length of its body, metadata
+    return offset(batch, 3) != 0 or offset(root, 4) != 0
 
 
 def one_array(table: pa.Table, name: str) -> pa.Array:

@@ -105,7 +105,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
     place = 0
     while place < len(message):
         tag, place = _number(message, place)
-        kind = tag & 7
+        kind = tag & 7 if tag < 2**32 else -1  # onnxruntime would drop the upper bits
         if kind == 0:
             value, place = _number(message, place)
             yield tag >> 3, value

@@ -254,6 +254,8 @@ class Index:
         self._size: int = about["size"]
         self._lists: int = about.get("lists", 1)
         self._probed: int = about.get("nprobe", 1)
+        if not 1 <= self._probed <= self._lists:  # the search for more items would not end
+            raise ValueError(f"path: {file.path} cannot be searched in {self._probed} of {self._lists} lists")
         self._threads = threads
         self._usual = self._parameters(self._probed, None)
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from rankfall import _manifest
 from rankfall._argument_types import checked
+from rankfall._files import open_regular
 from rankfall._json_reader import read_json_file
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
@@ -360,6 +361,7 @@ def map_table(path: Path) -> pa.Table:
         ValueError: If the file is missing or damaged.
     """
     try:
+        open_regular(path).close()
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) not in (None, ENOENT, EINVAL):  # no statement about the content

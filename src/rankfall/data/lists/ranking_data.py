@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall._argument_types import checked
+from rankfall._files import open_regular
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format, read_manifest
 from rankfall._seal import check_file, check_seal, compare_file, once, verifies
 from rankfall.data.moments import Moments
@@ -171,6 +172,7 @@ class RankingData:
     def _array(self, file: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
         path = self._verified(file)
         try:
+            open_regular(path).close()
             with warnings.catch_warnings(action="error"):  # about headers that are not as NumPy writes them
                 array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError, OverflowError, SyntaxError, TokenError, TypeError, Warning) as error:
@@ -183,6 +185,7 @@ class RankingData:
     def _strings(self, file: str, length: int) -> pa.ChunkedArray:
         path = self._verified(file)
         try:
+            open_regular(path).close()
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
             once(("structure",), path, partial(table.validate, full=True))
             strings = table.column(0).cast(pa.large_string())

@@ -98,14 +98,14 @@ def load_checked(path: Path, copies: Path | None = None) -> ServedBundle:
     """
     found = find_bundle(path)
     with errors_name(found):
-        try_bundle(found, copies)
-    return load_untried(found, copies)
+        seal = try_bundle(found, copies)
+    return load_untried(found, copies, seal)
 
 
-def load_untried(path: Path, copies: Path | None = None) -> ServedBundle:
-    """Load and check the bundle at a path as :func:`load_checked` does, without limits."""
+def load_untried(path: Path, copies: Path | None, seal: str) -> ServedBundle:
+    """Load and check the bundle with a seal at a path as :func:`load_checked` does, without limits."""
     try:
-        bundle = Bundle.load(path, shared=copies)
+        bundle = Bundle.load(path, shared=copies, seal=seal)
         bundle.check()
         ranking = bundle.rank(_minimal_request(bundle.manifest["request"]), explain=True)
     except (ValueError, OSError):

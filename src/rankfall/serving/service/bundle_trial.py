@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 _passed: set[str] = set()  # seals of bundles that this process has tried
 
 
-def try_bundle(path: Path, copies: Path | None = None) -> None:
-    """Load and check a bundle in another process, unless it has passed before.
+def try_bundle(path: Path, copies: Path | None = None) -> str:
+    """Load and check a bundle in another process, unless it has passed before, and return its seal.
 
     Args:
         path: The bundle.
@@ -39,25 +40,26 @@ def try_bundle(path: Path, copies: Path | None = None) -> None:
         OSError: If its files cannot be read.
     """
     manifest = read_manifest(path)
-    seal = manifest[SEAL]
+    seal: str = manifest[SEAL]
     if seal in _passed:
-        return
+        return seal
     size = sum(about["bytes"] for about in manifest["files"].values())
     if copies is None:
-        _run(path, size)
+        _run(path, seal, size)
     else:
         with locked(copies / "trial.lock", wait=True):
             passed = copies / f"{seal}.passed"
             if not passed.exists():
-                _run(path, size)
+                _run(path, seal, size)
                 write_file(passed, "")
     _passed.add(seal)
+    return seal
 
 
-def _run(path: Path, size: int) -> None:
+def _run(path: Path, seal: str, size: int) -> None:
     memory = limits.TRIAL_BYTES + limits.TRIAL_BYTES_PER_BYTE * size
     seconds = limits.TRIAL_SECONDS + size // limits.TRIAL_BYTES_PER_SECOND
-    command = [sys.executable, "-P", "-m", __name__, str(path), str(memory), str(seconds)]
+    command = [sys.executable, "-P", "-m", __name__, str(path), seal, str(memory), str(seconds)]
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         # time of the processor is limited; this is for a process that waits
@@ -78,13 +80,13 @@ def _run(path: Path, size: int) -> None:
         raise OSError(message) if is_of_system else ValueError(message)
 
 
-def main(check: Callable[[Path], object], path: Path, memory: int, seconds: int) -> None:
+def main(check: Callable[[], object], memory: int, seconds: int) -> None:
     """Check a bundle within limits; print the error and exit with 1 if it is refused."""
     used = _writable_memory()
     resource.setrlimit(resource.RLIMIT_DATA, (used + memory, used + memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     try:
-        check(path)
+        check()
     except (ValueError, OSError) as error:
         is_memory = any(word in str(error).lower() for word in ("alloc", "memory"))  # as the libraries say it
         limit = f"; it may use {memory:,} bytes of memory to load and to answer its examples" if is_memory else ""
@@ -106,4 +108,4 @@ def _writable_memory() -> int:
 if __name__ == "__main__":
     from rankfall.serving.service.bundle_slots import load_untried
 
-    main(load_untried, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(partial(load_untried, Path(sys.argv[1]), None, sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
