@@ -27,6 +27,7 @@ from support.served_loops import Shop, make_shop, start, stream_line
 from support.served_records import (
     DAY,
     HOUR,
+    ITEMS,
     MIDNIGHT,
     Traffic,
     bundle_traffic,
@@ -41,6 +42,7 @@ from support.services import PATIENCE, Program, running
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankfall.data.impressions.spec import Spec
     from rankfall.online.join_results import JoinResult
 
 TIMES = [MIDNIGHT + 2 * DAY + hour * HOUR for hour in range(0, 24, 2)]
@@ -140,6 +142,35 @@ def test_negative_values_cancel_nothing_unless_the_description_allows_them(
     assert [clicks_of(tmp_path / "new", sample) for sample in traffic.samples[:-1]] == [0.0] * len(TIMES)
 
 
+def test_numbers_are_bounded_as_the_log_scales_them(shop: Shop, traffic: Traffic, tmp_path: Path) -> None:
+    """A bundle that scales them otherwise, or ignores them, accepts larger ones, which would end the training."""
+    given = with_body(traffic, 4, lambda body: body["user"].update(age=1e12))
+    write_segments(tmp_path / "records", given)
+    for log in (copy_of(shop.directory, tmp_path / "log"), tmp_path / "new"):
+        report = join(shop, tmp_path / "records", log, parity=0).days[0]
+        assert report.apart_because == {
+            "request: value": ["request 's4': user.age: found 1000000000000.0, expected a smaller number"]
+        }
+        ages = ImpressionLog.load(log).days[FIRST_DAY].table()["user.age"].to_pylist()
+        assert max(map(abs, ages)) < 100
+
+
+def test_kinds_and_days_that_clients_choose_do_not_fill_the_reports(
+    shop: Shop, traffic: Traffic, tmp_path: Path
+) -> None:
+    first = traffic.samples[0]
+    events = [click(first, f"e{number}", 1.0, kind=f"kind{number}") for number in range(3_000)]
+    late = [
+        {"request": f"late{number}", "time": number * DAY, "received": first["received"], "sampled": False}
+        for number in range(3_000)
+    ]
+    write_segments(tmp_path / "records", Traffic([*traffic.samples, *late], events))
+    report = join(shop, tmp_path / "records", copy_of(shop.directory, tmp_path / "log"), parity=0).days[0]
+    for counts in (report.unused_events, report.late_requests):
+        assert sum(counts.values()) == 3_000
+        assert len(counts) < 1_100
+
+
 # --- bodies and parity --------------------------------------------------------------------------------------------
 
 
@@ -199,6 +230,71 @@ def test_requests_to_a_bundle_with_other_stages_are_set_apart(shop: Shop, tmp_pa
     assert report.apart == {"request: number of stages": 1}
     assert "has 1 stages" in report.apart_because["request: number of stages"][0]
     assert sum(report.models.values()) == 2
+
+
+def test_a_day_with_requests_to_another_bundle_only_is_closed(shop: Shop, traffic: Traffic, tmp_path: Path) -> None:
+    """Also the first day of a log that does not exist, if the records of later days fit the description."""
+    other = {**traffic.samples[0], "request": "other", "model": "m", "stage": [1] * len(traffic.samples[0]["item"])}
+    later = [{**one, "time": one["time"] + 2 * DAY, "received": one["received"] + 2 * DAY} for one in traffic.samples]
+    write_segments(tmp_path / "records", Traffic([other, *later]))
+    for log in (copy_of(shop.directory, tmp_path / "log"), tmp_path / "new"):
+        first, second = join(shop, tmp_path / "records", log, close=True, parity=0).days
+        assert (first.apart, first.items) == ({"request: number of stages": 1}, 0)
+        assert second.items > 0
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, Spec]:
+    """A shop whose description has two features of one column, and histories of the log's own feedback."""
+    features = served_spec().model_dump(mode="json", exclude_none=True)["features"]
+    features["user"]["twin"] = {"kind": "categorical", "hash_bucket_size": 17, "column": "user"}
+    history = {"max_length": 4, "features": ["item", "topic"], "feedback": "click"}
+    changes = {"features": features, "sequences": {"history": history}}
+    return make_shop(tmp_path_factory.mktemp("twins"), **changes), served_spec(**changes)
+
+
+CLIENT = "request: parity, sent by the client"
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("others", [{"k": 5}, {"candidates": []}, {"exclude": list(range(ITEMS))}])
+def test_two_values_of_one_column_stop_no_day(twins: tuple[Shop, Spec], tmp_path: Path, others: dict[str, Any]) -> None:
+    """The log has one value, and the model received two; also beside requests whose samples have no item."""
+    shop, spec = twins
+    bodies = [
+        others,
+        {"user": {"user": "new", "twin": "else"}},
+        {"user": {"twin": "new"}},
+        {"user": {"user": "new", "twin": "new"}},
+    ]
+    with running(shop.bundle, samples=str(tmp_path / "records")) as service, service.client() as client:
+        for body in bodies:
+            assert client.post("/rank", body).code == 200
+    log = copy_of(shop.directory, tmp_path / "log")
+    report = join(shop, tmp_path / "records", log, spec=spec, close=True, parity_limit=0).days[0]
+    assert report.apart == {CLIENT: 2}
+
+
+@pytest.mark.service
+def test_a_wrong_history_sets_no_later_request_of_the_user_apart(twins: tuple[Shop, Spec], tmp_path: Path) -> None:
+    """Later histories lack the events of a request that is set apart, but what the client sent was right."""
+    shop, spec = twins
+    begin, past = datetime.now(UTC) - timedelta(seconds=30), [3]
+    with running(shop.bundle, samples=str(tmp_path / "records")) as service, service.client() as client:
+        for number in range(12):
+            body = {
+                "user": {"user": "new", "twin": "new"},
+                "sequences": {"history": [{"item": one} for one in past[-4:]]},
+            }
+            moment = (begin + timedelta(seconds=number)).isoformat()
+            items = client.post("/rank", {**body, "request": f"r{number}", "time": moment}).json["ids"]
+            event = {"id": "e", "request": f"r{number}", "item": items[0], "kind": "click"}
+            assert client.post("/events", {"events": [event]}).code == 200
+            past = [*(past if number else []), items[0]]
+    log = copy_of(shop.directory, tmp_path / "log")
+    report = join(shop, tmp_path / "records", log, spec=spec, close=True, parity_limit=0).days[0]
+    assert report.apart == {CLIENT: 1, "event: request set apart": 1}
+    assert "request 'r0': sequence.history.item" in report.apart_because[CLIENT][0]
 
 
 # --- times --------------------------------------------------------------------------------------------------------

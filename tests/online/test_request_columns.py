@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import polars as pl
 import pytest
@@ -18,7 +20,7 @@ from rankfall.online import request_columns
 from rankfall.online.request_columns import BodyColumns
 from rankfall.online.row_layout import make_layout
 from support.fuzzing import cases
-from support.served_records import MIDNIGHT, prepared_log, random_request, served_spec, topic_of
+from support.served_records import MIDNIGHT, prepared_log, random_request, served_spec, topic_of, write_items
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,3 +123,46 @@ def test_the_type_of_new_ids_is_that_of_the_bodies_that_are_not_refused(tmp_path
     made, refused = make(columns, texts)
     assert list(refused) == [2]
     assert made["user"].to_list() == ["3", "x", None, None]
+
+
+def test_times_of_clients_have_the_local_time_that_the_service_computes(tmp_path: Path) -> None:
+    """Fractions of milliseconds are cut off; summer time after 2100 is not in the tables of polars."""
+    features = served_spec().model_dump(mode="json", exclude_none=True)["features"]
+    features["context"]["when"] = {"kind": "time", "column": "when", "part": "hour"}
+    layout = make_layout(served_spec(features=features), None, write_items(tmp_path / "items.parquet"), None)
+    columns = BodyColumns(layout, lambda column, ids: list(ids), lambda samples, places, ids: ids)
+    given = [
+        "2024-01-13T22:59:59.9996Z",
+        "1969-12-31T23:59:59.9999Z",
+        "0001-01-02T00:00:00Z",
+        "1800-01-01T00:30:00Z",
+        "2050-07-01T22:30:00Z",
+        "9999-12-31T22:00:00Z",
+        "2150-07-01T22:30:00Z",
+    ]
+    made, refused = make(columns, [json.dumps({"context": {"when": one}}) for one in given])
+    assert set(refused) <= {6}
+    expected = [datetime.fromisoformat(one).astimezone(ZoneInfo("Europe/Berlin")).hour for one in given]
+    found = made["when"].dt.convert_time_zone("Europe/Berlin").dt.hour().to_list()
+    assert [one for place, one in enumerate(found) if place not in refused] == expected[: len(given) - len(refused)]
+
+
+def test_few_bytes_of_bodies_are_parsed_at_once(columns: BodyColumns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed bodies take far more memory than their text, and clients choose their number and length."""
+    bodies = [_body(seed, ["user.age"] if seed % 7 == 3 else [], "wrong") for seed in range(40)]
+    whole, of_whole = make(columns, bodies)
+    parsed: list[int] = []
+    of_slice = BodyColumns._make
+
+    def counted(self: BodyColumns, samples: pl.DataFrame) -> Made:
+        parsed.append(sum(map(len, samples["body"])))
+        return of_slice(self, samples)
+
+    monkeypatch.setattr(request_columns, "_PARSED_BYTES", 1_000)
+    monkeypatch.setattr(BodyColumns, "_make", counted)
+    found, refused = make(columns, bodies)
+    assert sum(parsed) == sum(map(len, bodies))
+    assert max(parsed) <= 1_000 + max(map(len, bodies))
+    assert refused == of_whole
+    assert sorted(refused) == [3, 10, 17, 24, 31, 38]
+    assert all(found[name].equals(values) for name, values in whole.items())

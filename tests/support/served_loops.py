@@ -57,9 +57,9 @@ class Shop:
         ] + [str(word) for word in options]
 
 
-def make_shop(directory: Path) -> Shop:
-    """Prepare a log, train on it and export bundles."""
-    log = prepared_log(directory, directory / "log")
+def make_shop(directory: Path, **changes: Any) -> Shop:
+    """Prepare a log whose description has some changes, train on it and export bundles."""
+    log = prepared_log(directory, directory / "log", **changes)
     data = {"path": str(log.path), "train": "2024-01-13", "valid": "2024-01-14", "labels": "relevance", "length": 30}
     train(validate_cascade({"data": data, **SHARED, "training": {"epochs": 1, "batch": 16}}), directory / "run")
     exported(directory / "run", directory / "bundle")

@@ -60,15 +60,11 @@ class Admission:
 
     Attributes:
         logged: Hashes of ids of requests that the log has and that no service answered, sorted.
-        depths: The number of stages of each model.
         of_user: The largest number of requests of one user.
-        known: Requests that an earlier attempt to join the day found unfit, with reason and detail.
     """
 
     logged: NDArray[np.uint64]
-    depths: dict[str, int]
     of_user: int
-    known: dict[str, tuple[str, str]]
 
 
 class DayRows:
@@ -149,13 +145,10 @@ class DayRows:
             found[place] = REQUEST_ID, "an earlier day of the log has it, or the ids of the log are numbers"
         for place in samples.select(in_future()).to_series().arg_true():
             found[place] = REQUEST_TIME, f"{samples['time'][place]}, received at {samples['received'][place]}"
-        for place, model in enumerate(samples["model"]):
-            if (depth := admission.depths.get(model, expected)) != expected:
-                stages = ", ".join(spec.stage_names)
-                found[place] = REQUEST_STAGES, f"model {model} has {depth} stages, and the log the stages {stages}"
-        for place, request in enumerate(ids):
-            if request in admission.known:
-                found[place] = admission.known[request]
+        depths = samples["stage"].list.max()  # that of the answered items is the number of stages of the model
+        for place in (depths != expected).arg_true():
+            model, stages = samples["model"][place], ", ".join(spec.stage_names)
+            found[place] = REQUEST_STAGES, f"model {model} has {depths[place]} stages, and the log the stages {stages}"
         return found
 
     def _excess(self, columns: dict[str, pl.Series], limit: int) -> Reasons:

@@ -17,7 +17,7 @@ The steps of a day, one module each:
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -29,6 +29,7 @@ import pyarrow as pa
 from rankfall._disk import open_new
 from rankfall._files import about_file, scratch_directory
 from rankfall.data.impressions.column_hashing import hash_values
+from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import JOINED, ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from rankfall.online.served_requests import Hashes
 
 SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
+MOST_NAMED = 1_000  # kinds of events, and days of late records, that a report names
 LEAST_GROWTH = 1_000  # new values that any vocabulary may get on one day
 _ADDED = (HASH, DAY, CARRIED)  # columns that records get here
 
@@ -206,26 +208,35 @@ class Joiner:
     # --- one day --------------------------------------------------------------------------------------------------
 
     def _layout(self) -> RowLayout:
-        types = StoredState(ImpressionLog.load(self._log)).types() if is_log(self._log) else None
-        return make_layout(self._spec, types, self._settings.items, self._settings.users)
+        log = ImpressionLog.load(self._log) if is_log(self._log) else None
+        types = None if log is None else StoredState(log).types()
+        layout = make_layout(self._spec, types, self._settings.items, self._settings.users)
+        return layout if log is None else replace(layout, scalings=Encoding.of_log(log).scalings)
 
     def _close(self, day: int, state: JoinState) -> DayReport:
         """Join the records of a day and add it to the log; nothing remains of it after an error."""
-        known: dict[str, tuple[str, str]] = {}
-        while (report := self._try_to_close(day, state, known)) is None:
+        depths = {depth for content in self._recorded.contents() for depth in content.depths}
+        stages = self._spec.stage_names
+        if not is_log(self._log) and depths and len(stages) - 1 not in depths:
+            raise ValueError(
+                f"spec: stages: found {', '.join(stages)}, expected {max(depths) + 1} stages: one for the items that "
+                "each stage of the bundle dropped, and one for those that were answered"
+            )
+        different: dict[str, tuple[str, str]] = {}
+        while (report := self._try_to_close(day, state, different)) is None:
             pass
         return report
 
-    def _try_to_close(self, day: int, state: JoinState, known: dict[str, tuple[str, str]]) -> DayReport | None:
-        """Join the records of a day without some requests; return None after more of them have been found."""
+    def _try_to_close(self, day: int, state: JoinState, different: dict[str, tuple[str, str]]) -> DayReport | None:
+        """Join the records of a day without requests that differ; return None after such requests have been found."""
         settings, layout = self._settings, self._layout()
         finder, apart = BundleFinder(settings.bundles), Quarantine()
         parity = ParityCheck(settings.parity, settings.parity_limit, finder, layout, is_new=self._is_fitted_here(state))
-        parity.different.update(known)
+        parity.different, parity.is_repeated = different, bool(different)
         with scratch_directory("joining", self._beside.path) as scratch:
             rows = DayRows(layout, scratch / "rows", apart, finder)
             with self._beside.closing() as directory:
-                report = self._join(day, state, scratch, rows, parity, directory, apart, known)
+                report = self._join(day, state, scratch, rows, parity, directory, apart)
             try:
                 parity.check_limit()
                 if report.items:
@@ -233,7 +244,7 @@ class Joiner:
             except DifferenceError:
                 self._beside.abandon()
                 parity.check_limit()
-                known |= parity.different
+                self._note_not_compared(parity)
                 return None
             except BaseException:
                 if not (is_log(self._log) and report.day in ImpressionLog.load(self._log).days):
@@ -263,7 +274,6 @@ class Joiner:
         parity: ParityCheck,
         directory: Path,
         apart: Quarantine,
-        known: dict[str, tuple[str, str]],
     ) -> DayReport:
         """Write the rows of a day, and beside the log what the next days need."""
         name, limit = day_name(day), self._days.limit(day)
@@ -274,8 +284,7 @@ class Joiner:
         reading = _Steps(f"{name}: reading records", window.count(SAMPLES) + window.count(EVENTS), self._on_progress)
         spool = WindowSpool(window, self._days, scratch / "spool", reading)
         earlier, written = ServedRequests(state.served), _Written(directory, apart)
-        depths = self._depths(spool, state)
-        admission = Admission(self._logged_requests(state), depths, self._settings.user_requests, known)
+        admission = Admission(self._logged_requests(state), self._settings.user_requests)
         joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
         counts = MatchCounts()
         for part in spool:
@@ -289,22 +298,6 @@ class Joiner:
         report = _report(name, limit, counts, rows, parity, apart)
         report.save(directory / REPORT)
         return report
-
-    def _depths(self, spool: WindowSpool, state: JoinState) -> dict[str, int]:
-        """Return the number of stages of each model.
-
-        Raises:
-            ValueError: If no model has as many as the description expects, unless one had on an earlier day: then the
-                description is right, and the requests of this day asked for another bundle.
-        """
-        depths, stages = spool.depths(), self._spec.stage_names
-        if not depths or len(stages) - 1 in depths.values() or any(report.items for report in state.reports):
-            return depths
-        model, deepest = max(depths.items(), key=lambda one: (one[1], one[0]))
-        raise ValueError(
-            f"spec: stages: found {', '.join(stages)}, expected {deepest + 1} stages: one for the items that each of "
-            f"the {deepest} stages of model {model} dropped, and one for those that were answered"
-        )
 
     def _logged_requests(self, state: JoinState) -> Hashes:
         """Return the hashes of requests of days that were not joined, sorted. Others are known as served ones."""
@@ -413,9 +406,6 @@ def _used(contents: Sequence[SegmentContent], limit: int, kept: set[str]) -> Use
 def _report(
     name: str, limit: int, counts: MatchCounts, rows: DayRows, parity: ParityCheck, apart: Quarantine
 ) -> DayReport:
-    def by_day(late: Mapping[int, int]) -> dict[str, int]:
-        return {day_name(day): late[day] for day in sorted(late)}
-
     of_rows = rows.counts
     return DayReport(
         day=name,
@@ -427,12 +417,19 @@ def _report(
         repeated_requests=counts.repeated_requests,
         repeated_events=counts.repeated_events,
         unsampled_events=counts.unsampled_events,
-        unused_events=dict(sorted(of_rows.unused.items())),
-        late_requests=by_day(counts.late_requests),
-        late_events=by_day(counts.late_events),
+        unused_events=_most_common(of_rows.unused),
+        late_requests=_most_common({day_name(day): count for day, count in counts.late_requests.items()}),
+        late_events=_most_common({day_name(day): count for day, count in counts.late_events.items()}),
         apart=dict(sorted(apart.counts.items())),
         apart_because=dict(sorted(apart.examples.items())),
         capped=of_rows.capped,
         checked=parity.checked,
         models=dict(sorted(of_rows.models.items())),
     )
+
+
+def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the largest counts by name, and the sum of the others: clients choose kinds, and days of late requests."""
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    rest = sum(count for _, count in ordered[MOST_NAMED:])
+    return dict(sorted(ordered[:MOST_NAMED])) | ({"(others)": rest} if rest else {})

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4  # of scores and numbers, relative to those above 1
 _SEED = 20  # of the hashes that choose requests, which are others than those of samples
-_AT_ONCE = 256  # requests
+_AT_ONCE = 64  # requests
 _PLACE = "\1place"
 
 
@@ -67,13 +67,19 @@ class ParityCheck:
         finder: Finds the bundles that answered.
         layout: The columns of the log.
         is_new: Whether the log is new, so that its vocabularies and scalings are not those of the models.
+
+    Attributes:
+        different: Reason and detail of requests that differ. Those of an earlier attempt are set apart again.
+        is_repeated: Whether there was one. Then features are not compared once more: histories that lack events of
+            requests that are set apart would differ, too.
     """
 
     def __init__(self, share: float, limit: float, finder: BundleFinder, layout: RowLayout, *, is_new: bool) -> None:
         self._share, self._limit = share, limit
         self._finder = finder
         self._is_new = is_new
-        self._from_body = {f"{group}.{name}" for column in layout.requests for group, name in column.fields}
+        # without columns of several features, of which a client may send several values
+        self._from_body = {".".join(column.fields[0]) for column in layout.requests if len(column.fields) == 1}
         self._from_body |= {
             f"{group}.{name}"
             for group, name, feature in layout.spec.features
@@ -82,14 +88,15 @@ class ParityCheck:
         self._own_sequences = {name for name, one in layout.spec.sequences.items() if one.columns is None}
         self._chosen: dict[str, tuple[str, str, str]] = {}  # model, bundle and body by request
         self._open: set[str] = set()  # chosen ones that have not been inspected
-        self.different: dict[str, tuple[str, str]] = {}  # reason and detail by request
-        self._found_some = False
+        self.different: dict[str, tuple[str, str]] = {}
+        self.is_repeated = False
+        self._found_some = False  # with other features
         self.not_compared: set[str] = set()
 
     @property
     def checked(self) -> int:
         """The number of requests that were checked."""
-        return len(self._chosen.keys() | self.different.keys())
+        return len(self._chosen)
 
     def check_scores(self, samples: pl.DataFrame) -> Reasons:
         """Score the items of some of the samples again; return those that differ.
@@ -100,7 +107,8 @@ class ParityCheck:
         if not self._share:
             return {}
         shares = hash_values(samples["request"], _SEED).astype(np.float64) / 2.0**64
-        chosen = samples.with_row_index(_PLACE).filter(pl.Series(shares < self._share))
+        is_chosen = pl.Series(shares < self._share) & (samples["item"].list.len() > 0)
+        chosen = samples.with_row_index(_PLACE).filter(is_chosen)
         found: Reasons = {}
         for model, of_model in sorted(chosen.group_by("model"), key=lambda group: str(group[0])):
             for part in of_model.iter_slices(_AT_ONCE):
@@ -109,10 +117,12 @@ class ParityCheck:
                     why = scores if isinstance(scores, str) else _difference_of_scores(bundle, record, scores)
                     if why is not None:
                         reason = CLIENT_PARITY if isinstance(scores, str) else PARITY
-                        found[record[_PLACE]] = self.different[record["request"]] = reason, why
-        for request, *rest in chosen.select("request", "model", "bundle", "body").rows():
+                        self.different[record["request"]] = reason, why
+        for place, request, *rest in chosen.select(_PLACE, "request", "model", "bundle", "body").rows():
             self._chosen[request] = (rest[0], rest[1], rest[2])
-            if request not in self.different:
+            if request in self.different:
+                found[place] = self.different[request]
+            elif not self.is_repeated:
                 self._open.add(request)
         return found
 
@@ -143,7 +153,6 @@ class ParityCheck:
         for place, request in enumerate(requests):
             if request in self._open:
                 places.setdefault(self._chosen[request][0], []).append(place)
-        before = len(self.different)
         for model, of_model in sorted(places.items()):
             for start in range(0, len(of_model), _AT_ONCE):
                 part = of_model[start : start + _AT_ONCE]
@@ -152,9 +161,9 @@ class ParityCheck:
                 comparison = _Comparison(bundle, state, names, self._is_new, self.not_compared)
                 bodies = [parse_json(self._chosen[name][2]) for name in names]
                 for name, (key, why) in comparison.compare(impressions.take(part), bodies).items():
+                    self._found_some = True
                     self.different[name] = (PARITY if self._is_ours(key) else CLIENT_PARITY), why
                 self._open.difference_update(names)
-        self._found_some |= len(self.different) > before
         if self._found_some and not self._open:
             raise DifferenceError("requests differ")
 

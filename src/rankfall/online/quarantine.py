@@ -32,7 +32,6 @@ REQUEST_STAGES = "request: number of stages"
 USER_REQUESTS = "request: too many of one user"
 PARITY = "request: parity"
 CLIENT_PARITY = "request: parity, sent by the client"
-ROWS = "request: rows"
 
 Reasons = dict[int, tuple[str, str]]  # reason and detail, by the place of a request
 

@@ -36,6 +36,7 @@ class SegmentContent:
         last: The largest one.
         days: The smallest ``received`` of the sampled requests of each day.
         late: The number of requests of each day that were received after its limit.
+        depths: The numbers of stages of the models that answered.
         has_text: Whether ids of items are text.
     """
 
@@ -46,6 +47,7 @@ class SegmentContent:
     last: int
     days: dict[int, int] = field(default_factory=dict)
     late: Counter[int] = field(default_factory=Counter)
+    depths: set[int] = field(default_factory=set)
     has_text: bool = False
 
 
@@ -138,6 +140,7 @@ class RecordedSegments:
         records, first, last, has_text = 0, 0, 0, False
         days: dict[int, int] = {}
         late: Counter[int] = Counter()
+        depths: set[int] = set()
         for frame in read_batches(segment, kind):
             received = frame["received"].to_physical()
             low, high = int(received.min()), int(received.max())  # type: ignore[arg-type]  # without nulls
@@ -145,10 +148,11 @@ class RecordedSegments:
             records += len(frame)
             if kind == SAMPLES:
                 late.update(self._late(frame))
+                depths.update(frame["stage"].list.max().drop_nulls())
                 has_text = frame.schema["item"] == pl.List(pl.String)
                 for day, earliest in self._first_of_days(frame):
                     days[day] = min(days.get(day, earliest), earliest)
-        return SegmentContent(segment, kind, records, first, last, days, late, has_text)
+        return SegmentContent(segment, kind, records, first, last, days, late, depths, has_text)
 
     def _first_of_days(self, samples: pl.DataFrame) -> list[tuple[int, int]]:
         sampled = samples.filter("sampled")

@@ -15,12 +15,12 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._json_reader import parse_json
-from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of
+from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of, is_dense
 from rankfall.data.sources.rows.column_types import TIME
 from rankfall.data.sources.rows.columns import time_units
-from rankfall.encoding import BadValueError
+from rankfall.encoding import BadValueError, Numbers
 from rankfall.serving.value_checks import bad_value, finite_numbers, integers, integers_or_their_text, is_integer, texts
-from rankfall.serving.value_encoders import Times
+from rankfall.serving.value_encoders import NumberEncoder, Times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +59,14 @@ class BodyColumns:
         Args:
             samples: The samples of requests.
         """
+        slices = np.cumsum(samples["body"].str.len_bytes().fill_null(0).to_numpy()) // _PARSED_BYTES
+        starts = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist()]
+        made = [self._make(samples[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        refused = {start + at: why for start, (_, of) in zip(starts, made, strict=True) for at, why in of.items()}
+        whole = pl.concat([pl.DataFrame(columns) for columns, _ in made], how="vertical_relaxed")
+        return {name: whole[name] for name in whole.columns}, refused
+
+    def _make(self, samples: pl.DataFrame) -> tuple[dict[str, pl.Series], Refused]:
         refused: Refused = {}
         time = samples["time"]
         parsed = [_parse(place, body, refused) for place, body in enumerate(samples["body"].to_list())]
@@ -87,7 +95,13 @@ class BodyColumns:
     def _feature(self, column: RequestColumn, parsed: Sequence[Mapping[str, Any]], refused: Refused) -> pl.Series:
         values = [_given(body, column.fields) for body in parsed]
         assert column.feature is not None
-        target = _Target(column.feature, column.kind, self._layout.spec, ".".join(column.fields[0]))
+        spec, scalings = self._layout.spec, self._layout.scalings
+        encoders = [
+            NumberEncoder(Numbers(one.size, one.log1p, one.replacement, *scalings.get(f"{group}.{name}", ())))
+            for group, name in column.fields
+            if is_dense(one := getattr(spec.features, group)[name])
+        ]
+        target = _Target(column.feature, column.kind, spec, ".".join(column.fields[0]), encoders)
         return target.convert(values, refused, range(len(values)))
 
     # --- sequences ----------------------------------------------------------------------------------------------------
@@ -138,6 +152,7 @@ class BodyColumns:
 
 
 _OLDEST = pl.CompatLevel.oldest()
+_PARSED_BYTES = 2**24  # of bodies that are in memory as Python objects, which take twenty times as much
 
 
 def _parse(place: int, body: str | None, refused: Refused) -> Mapping[str, Any]:
@@ -211,12 +226,14 @@ class _Target:
         kind: The type of the column, None if the log does not exist yet.
         spec: The description of the log.
         where: The place of the values in a body.
+        encoders: Those of the log, which bound numbers as the service does. A bundle may scale or ignore them.
     """
 
     feature: FeatureConfig
     kind: pl.DataType | None
     spec: Spec
     where: str
+    encoders: Sequence[NumberEncoder] = ()
 
     def convert(self, values: list[Any], refused: Refused, owners: Sequence[int] | Any) -> pl.Series:
         """Convert values. Those that cannot be converted become missing, and their requests are refused.
@@ -268,8 +285,11 @@ class _Target:
             lacking = next((place for place, value in enumerate(values) if value is None), None)
             if lacking is not None:
                 raise BadValueError("found nothing, expected a value", lacking)
+        given = [values[place] for place in places]
         try:
-            found = _plain(self.feature, kind, self.spec, [values[place] for place in places])
+            found = _plain(self.feature, kind, self.spec, given)
+            for encoder in self.encoders:
+                encoder.encode(given)
         except BadValueError as error:
             raise BadValueError(str(error), places[error.position]) from None
         if len(places) == len(values):
@@ -290,8 +310,12 @@ def _plain(feature: FeatureConfig, kind: pl.DataType | None, spec: Spec, values:
     """Convert values of which none is missing."""
     if isinstance(feature, Time):
         unit = time_units(spec).get(feature.column or "")
-        moments = Times(unit, spec.zone).read(values)
-        times = pl.Series([round(moment.timestamp() * 1000) for moment in moments], dtype=pl.Int64).cast(TIME)
+        reader = Times(unit, spec.zone)
+        times = pl.Series(reader.milliseconds(values), dtype=pl.Int64).cast(TIME)
+        local = times.dt.convert_time_zone(spec.zone).dt.replace_time_zone(None).to_physical().to_numpy()
+        if (differs := local != reader.local_milliseconds(values)).any():  # summers after 2100
+            position = int(differs.argmax())
+            raise bad_value(position, values[position], "a time whose local time the log computes like the service")
         return _in_unit(times, unit) if kind == pl.Int64 else times
     if isinstance(feature, Categorical):
         return _ids(feature, kind, values)

@@ -6,13 +6,14 @@ request in a table of requests, so that it is not repeated for each item.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from rankfall.data.impressions.spec import Time, column_of
 from rankfall.data.sources.rows.row_files import find_row_files
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import polars as pl
@@ -67,6 +68,7 @@ class RowLayout:
         item_kind: The type of ids of items in the log, None if it is not decided yet.
         stage_kind: The type of the column of stages.
         tables: The tables that are joined when the rows are encoded.
+        scalings: Mean and deviation of features that are standardised, if the log exists.
     """
 
     spec: Spec
@@ -77,6 +79,7 @@ class RowLayout:
     item_kind: pl.DataType | None
     stage_kind: pl.DataType | None
     tables: dict[Origin, Path]
+    scalings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path | None) -> RowLayout:

@@ -32,7 +32,7 @@ CARRIED = "\1carried"  # whether a record was left over when the day before was 
 _PART = "\1part"
 _SAMPLES_PER_PART, _EVENTS_PER_PART = 2**15, 2**19
 _MOST_PARTS = 2**10
-_BUFFERED = 2**16  # records that are split into parts at once
+_BUFFERED = 2**26  # bytes of records that are split into parts at once
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,6 @@ class WindowSpool:
         for number in range(len(self)):
             yield Part(*(self._read(kind, self._spools[kind], number) for kind in (SAMPLES, EVENTS)))
 
-    def depths(self) -> dict[str, int]:
-        """Return the largest stage in the samples of each model, which is the number of its stages."""
-        found: dict[str, int] = {}
-        for number in range(len(self)):
-            for piece in self._spools[SAMPLES].read(number, ["model", "stage"]):
-                frame = pl.DataFrame(piece).drop_nulls()
-                for model, deepest in frame.group_by("model").agg(pl.col("stage").list.max().max()).drop_nulls().rows():
-                    found[model] = max(found.get(model, 0), deepest)
-        return found
-
     def _split(
         self, frames: Iterator[pl.DataFrame], kind: str, on_records: Callable[[int], None]
     ) -> Iterator[pl.DataFrame]:
@@ -161,13 +151,13 @@ def _marked(frame: pl.DataFrame, days: LogDays, *, carried: bool) -> pl.DataFram
 def _merged(frames: Iterator[pl.DataFrame], schema: pl.Schema) -> Iterator[pl.DataFrame]:
     """Yield the records of small frames together, with ids of items of one type."""
     held: list[pl.DataFrame] = []
-    count = 0
+    size = 0
     for frame in frames:
         held.append(frame if frame.schema == schema else frame.cast(schema))
-        count += len(frame)
-        if count >= _BUFFERED:
+        size += frame.estimated_size()
+        if size >= _BUFFERED:
             yield pl.concat(held, rechunk=True)
-            held, count = [], 0
+            held, size = [], 0
     if held:
         yield pl.concat(held, rechunk=True)
 
