@@ -151,13 +151,13 @@ def _marked(frame: pl.DataFrame, days: LogDays, *, carried: bool) -> pl.DataFram
 def _merged(frames: Iterator[pl.DataFrame], schema: pl.Schema) -> Iterator[pl.DataFrame]:
     """Yield the records of small frames together, with ids of items of one type."""
     held: list[pl.DataFrame] = []
-    size = 0
+    size = 0.0
     for frame in frames:
         held.append(frame if frame.schema == schema else frame.cast(schema))
         size += frame.estimated_size()
         if size >= _BUFFERED:
             yield pl.concat(held, rechunk=True)
-            held, size = [], 0
+            held, size = [], 0.0
     if held:
         yield pl.concat(held, rechunk=True)
 
