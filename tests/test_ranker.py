@@ -398,6 +398,9 @@ def test_columns_that_change_their_kind_are_refused() -> None:
         ranker.predict(frame.assign(brand=1.5))
     with pytest.raises(ValueError, match="X, column 'brand': found numbers, expected text"):
         ranker.predict(np.zeros((3, 6)))
+    constant = small().fit(pd.DataFrame({"a": planted()[0][:, 0], "shop": "one"}), *planted()[1:])
+    with pytest.raises(ValueError, match="X, column 'shop': found numbers, expected text as in fit"):
+        constant.predict(np.ones((3, 2)))
     with pytest.raises(ValueError, match=r"eval_set, X of valid_0: found the columns .* in their order"):
         small().fit(frame, y, SIZES, eval_set=(frame[frame.columns[::-1]], y), eval_group=SIZES)
     nothing = frame.assign(price=None, brand=np.nan)  # all missing, whatever their types

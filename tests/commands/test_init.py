@@ -401,16 +401,18 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
 def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Most counters are above 0, so that they would be the more frequent label; the log is no place for its output."""
+    """A counter is a feature of the item, whatever its name is; the log is no place for its output."""
     monkeypatch.chdir(tmp_path)
     rows, _ = catalogue_log()
     seen: Counter[Any] = Counter()
     for row in rows:
         row["clicks"] = 1 + seen[row["item"]]
         seen[row["item"]] += row["clicked"]
+        row["spent"] = row["clicked"] * random_values.randrange(1, 9)
     (tmp_path / "log").mkdir()
     path = write_csv(tmp_path / "log" / "rows.csv", rows)
-    assert roles(path)["clicked"] == "label"
+    found = roles(path)
+    assert (found["clicked"], found["clicks"], found["spent"]) == ("label", "item_feature", "feedback")
     assert run("init", "log") == 0
     assert run(*capsys.readouterr().out.partition("next:\n")[2].splitlines()[0].split()[1:]) == 0
     assert load_config(tmp_path / "config.yaml").data.path == "prepared"

@@ -297,6 +297,40 @@ def test_a_wrong_history_sets_no_later_request_of_the_user_apart(twins: tuple[Sh
     assert "request 'r0': sequence.history.item" in report.apart_because[CLIENT][0]
 
 
+@pytest.mark.service
+def test_histories_with_several_events_of_one_time_are_those_of_the_log(
+    twins: tuple[Shop, Spec], tmp_path: Path
+) -> None:
+    """Each user clicks on three items of an answer, in any order; a client knows their places, and so does the log."""
+    shop, spec = twins
+    chance, begin = random.Random(3), datetime.now(UTC) - timedelta(seconds=60)
+    for order in ("of places", "of clicks"):
+        past: list[int] = []
+        records = tmp_path / order
+        with running(shop.bundle, samples=str(records)) as service, service.client() as client:
+            for number in range(12):
+                request = f"r{number}"
+                body = {
+                    "request": request,
+                    "time": (begin + timedelta(seconds=number)).isoformat(),
+                    "user": {"user": "new", "twin": "new"},
+                    "sequences": {"history": [{"item": one} for one in past[-4:]]},
+                }
+                items = client.post("/rank", body).json["ids"]
+                clicked = chance.sample(range(len(items)), 3)
+                events = [{"id": str(place), "request": request, "item": items[place]} for place in clicked]
+                assert client.post("/events", {"events": [one | {"kind": "click"} for one in events]}).code == 200
+                past += [items[place] for place in (sorted(clicked) if order == "of places" else clicked)]
+        log = copy_of(shop.directory, tmp_path / f"log {order}")
+        report = join(shop, records, log, spec=spec, close=True, parity_limit=0).days[0]
+        assert report.checked == 12
+        if order == "of places":
+            assert report.apart == {}
+        else:
+            assert report.apart[CLIENT] > 3
+            assert "(events oldest first; those of the same time by position or rank" in report.apart_because[CLIENT][0]
+
+
 # --- times --------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.item_weights import ItemWeights, item_weights
 from rankfall.training.train_cascade import LogLearner, build_objective, train
 from support.cascades import content, liked_log
+from support.sealing import edit_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +74,22 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImpressionLog, dict[
 
 def batch_of(log: ImpressionLog, **options: Any) -> Impressions:
     return next(iter(ImpressionLoader(log, list(log.days)[:1], batch=64, shuffle=False, **options)))
+
+
+def test_random_items_have_no_weight_that_depends_on_the_request(log: Path, tmp_path: Path) -> None:
+    """Models that do not read such a feature may have random items, but not if it is their weight."""
+    shutil.copytree(log, tmp_path / "log")
+    about = ImpressionLog.load(log).manifest["about"]
+    edit_manifest(tmp_path / "log" / "manifest.json", about={**about, "per_request": ["item.price"]})
+    opened = ImpressionLog.load(tmp_path / "log")
+    config = content(tmp_path / "log", data={"negatives": 3, "length": "all"})
+    for stage in config["stages"]:
+        stage["model"]["only"] = ["user.id", "item.video"]
+    weighted = validate_cascade({**config, "weight": "price"})
+    with pytest.raises(ValueError, match=r"^negatives: item\.price depends on the request"):
+        make_loader(opened, weighted, "train")
+    assert make_loader(opened, weighted, "test").length == "all"  # weights are of training only
+    assert make_loader(opened, validate_cascade(config), "train").width > 11
 
 
 # --- values -------------------------------------------------------------------------------------------------------

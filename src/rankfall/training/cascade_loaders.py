@@ -93,7 +93,7 @@ def training_loader(
         window=max(settings.window, settings.batch),
         negatives=data.negatives,
         negatives_from=data.negatives_from,
-        reads=features_read(config),
+        reads=features_read(config, training=True),
         first_days=first_days,
         labels=data.labels,
         rank=group.rank,
@@ -124,9 +124,10 @@ def measuring_loader(
     )
 
 
-def features_read(config: CascadeConfig) -> set[str] | None:
-    """Return the features that the models of a configuration read; None for all."""
+def features_read(config: CascadeConfig, *, training: bool = False) -> set[str] | None:
+    """Return the features that the models of a configuration read, in training also its weights; None for all."""
     named = [stage.model.get("only") for stage in config.stages]
+    named += [[f"item.{config.weight.of}"]] if training and config.weight is not None else []
     return None if None in named else {name for names in named for name in names or ()}
 
 
@@ -139,8 +140,9 @@ def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
     found["features"] = hashlib.sha256(json.dumps(features, sort_keys=True).encode()).hexdigest()
     if data.negatives or data.length is not None:
         found["items"] = log.manifest["items"]["sha256"]
-    if versions := (data.negatives or data.length or log.spec.negatives) and log.manifest["items"].get("versions"):
-        found["item versions"] = versions["sha256"]
+    versions = log.manifest["items"].get("versions", {}).get("sha256")  # or only announced
+    if versions and (data.negatives or data.length or log.spec.negatives):
+        found["item versions"] = versions
     if weight is not None and weight.examination is not None:
         found["examination"] = curve_checksum(weight.examination)
     return found

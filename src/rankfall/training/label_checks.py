@@ -128,7 +128,7 @@ def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> 
             shuffle=False,
             negatives=config.data.negatives,
             negatives_from="batch",  # only their labels matter, which are the same for all random items
-            reads=features_read(config),
+            reads=features_read(config, training=True),
             labels=config.data.labels,
             prefetch=0,
         )
@@ -236,7 +236,7 @@ def _advice(kind: str, sample: LabelSample, log: ImpressionLog, config: CascadeC
     if kind.startswith("stage"):
         number = int(kind.removeprefix("stage")) - 1
         return f"try stages.{number}.min_depth=-1, which trains {config.stages[number].name} on all items"
-    read = features_read(config)
+    read = features_read(config, training=True)
     can_add = not any(read is None or name in read for name in log.per_request)
     if not some_relevant:
         more = "data.negatives=20, which adds items that are not relevant, or " if can_add else ""

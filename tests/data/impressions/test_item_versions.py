@@ -8,21 +8,27 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankfall._files import checksum
 from rankfall.api.day_bundles import _items_after
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.items import items_on
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.log_warnings import log_warnings
+from rankfall.data.impressions.log_writer import write_table
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.rows.append_rows import append_rows
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.training.cascade_loaders import checksums
+from rankfall.training.config.cascade_config import validate_cascade
 from support.fuzzing import cases
 from support.row_logs import DAY, START, logs, write_rows
 from support.rows_witness import Row, Witness
+from support.sealing import edit_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +186,19 @@ def test_a_log_that_grew_after_it_was_opened_shows_nothing_new(tmp_path: Path) -
     assert exported.equals(old)
 
 
+def test_versions_that_are_only_announced_are_none_yet(tmp_path: Path) -> None:
+    """An appending process may end between the announcement of the first versions and their file."""
+    log = prepared(tmp_path, rows_with(lambda row, chance: row["item"] / 3))
+    edit_manifest(log.path / "manifest.json", items=log.manifest["items"] | {"versions": {"next": "0" * 64}})
+    opened = ImpressionLog.load(log.path, verify=True)
+    assert opened.item_versions() is None
+    assert opened.checksum == log.checksum
+    stages = [{"name": "first", "quota": 3, "model": {"kind": "two_tower"}}]
+    data = {"path": str(log.path), "train": NAMES[0], "valid": NAMES[1], "negatives": 3}
+    config = validate_cascade({"data": data, "relevant": 1, "stages": stages, "objective": {"name": "bce"}})
+    assert checksums(opened, config) == checksums(log, config)
+
+
 def test_logs_whose_items_do_not_change_have_no_versions(tmp_path: Path) -> None:
     log = prepared(tmp_path, rows_with(lambda row, chance: row["item"] / 3))
     assert log.item_versions() is None
@@ -191,6 +210,16 @@ def test_damaged_versions_are_refused(tmp_path: Path) -> None:
     log = prepared(tmp_path, rows_with(counter(lambda row: 1)))
     file = log.path / "item_versions.arrow"
     content = file.read_bytes()
+    table = pa.ipc.open_file(content).read_all()
+    sealed = [table.replace_schema_metadata(about) for about in (None, {b"days": b"{"}, {b"days": b"7"})]
+    for other in [*sealed, table[:0], table[::-1]]:
+        write_table(file, other)
+        edited = log.manifest["items"] | {"versions": {"count": len(other), "sha256": checksum(file)}}
+        edit_manifest(log.path / "manifest.json", items=edited)
+        with pytest.raises(ValueError, match=r"item_versions\.arrow has no names of days or is not sorted"):
+            ImpressionLoader(ImpressionLog.load(log.path), NAMES[0], negatives=3)
+    edit_manifest(log.path / "manifest.json", items=log.manifest["items"])
+    file.write_bytes(content)
     for damaged in (content[:-1], content.replace(b"2024-01-13", b"2024-01-18", 1), None):
         file.unlink()
         if damaged is not None:

@@ -25,6 +25,7 @@ from support.cascades import content
 from support.command_line import run
 from support.logs import DAYS, ITEMS, SPEC, item_columns, random_log, spec
 from support.planted import config_for, plant
+from support.sealing import edit_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,15 +120,20 @@ def test_rankers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_items_outside_the_lists_are_the_first_finding(trained: Path, log: Path, tmp_path: Path) -> None:
-    """Lists of 11 of 40 items, without random negatives."""
-    first, *others = diagnose_run(trained).findings
+    """Lists of 11 of 40 items, without random negatives; those of the log itself are left out of its description."""
+    assert not any(one.kind == "negatives" for one in diagnose_run(trained).findings)
+    content_of = json.loads((log / "manifest.json").read_text())
+    shutil.copytree(log, tmp_path / "log")
+    edit_manifest(tmp_path / "log" / "manifest.json", spec={**content_of["spec"], "negatives": 0})
+    without = str(tmp_path / "log")
+    first, *others = diagnose_run(trained, data=without).findings
     assert "retrieval was never trained on items outside the lists: a training list holds 11 of the 40" in first.text
     assert "data.negatives=100" in first.text
     assert (first.kind, first.stage, first.at_stake) == ("negatives", "retrieval", None)
     assert not any(one.kind == "negatives" for one in others)
-    every = diagnose_run(trained, overrides=["data.length=all"])
+    every = diagnose_run(trained, data=without, overrides=["data.length=all"])
     assert every.findings[0].at_stake == every.stages[0].oracle.gain
-    with_negatives = content(log, training={"epochs": 1})
+    with_negatives = content(tmp_path / "log", training={"epochs": 1})
     with_negatives["data"]["negatives"] = 20
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(with_negatives))
     assert run("train", tmp_path / "config.yaml", "--out", tmp_path / "run") == 0
@@ -135,10 +141,9 @@ def test_items_outside_the_lists_are_the_first_finding(trained: Path, log: Path,
 
 
 def test_findings_are_ordered_by_what_is_at_stake(diagnosis: Diagnosis) -> None:
-    findings = [one for one in diagnosis.findings if one.kind != "negatives"]
-    stakes = [one.at_stake.value for one in findings if one.at_stake is not None]
+    stakes = [one.at_stake.value for one in diagnosis.findings if one.at_stake is not None]
     assert stakes == sorted(stakes, reverse=True)
-    measured = [one.at_stake is not None for one in findings]
+    measured = [one.at_stake is not None for one in diagnosis.findings]
     assert measured == sorted(measured, reverse=True)
     of_stages = {one.stage: one for one in diagnosis.findings if one.kind == "stage"}
     for stage in diagnosis.stages:
@@ -189,7 +194,7 @@ def test_a_planted_defect_is_the_first_segment(log: Path) -> None:
     config = validate_cascade(content(log))
     perfect = scored(config, log, blind=None)
     assert perfect.joint_recall.value == 1.0
-    assert [one for one in perfect.findings if one.kind not in ("gradient", "negatives")] == []
+    assert [one for one in perfect.findings if one.kind != "gradient"] == []
     assert perfect.worst_requests == []
     for author in (1, 3):
         found = scored(config, log, blind=author)
@@ -198,7 +203,7 @@ def test_a_planted_defect_is_the_first_segment(log: Path) -> None:
         assert worst.kept.value < 0.5
         assert worst.kept_elsewhere == 1.0
         assert found.stages[1].segments == []
-        assert found.findings[1].kind in ("stage", "quota")
+        assert found.findings[0].kind in ("stage", "quota")
         segments = [one for one in found.findings if one.kind == "segment"]
         assert segments[0].stage == "retrieval"
         assert f"item.author = hash {author}" in segments[0].text

@@ -253,6 +253,20 @@ def test_a_shorter_list_is_no_progress(tmp_path: Path, capsys: pytest.CaptureFix
     assert "chance" in [row["series"] for row in stream_figure(result).rows]
 
 
+def test_days_that_the_log_was_fitted_to_are_named(tmp_path: Path) -> None:
+    """A day is measured before the model learns from it, but its values may have a part in the vocabularies."""
+    log = log_of(tmp_path / "log", range(3))
+    warnings = []
+    for fitted in (WEEK[:1], WEEK[:2]):
+        about = json.loads((log / "manifest.json").read_text())["about"]
+        edit_manifest(log / "manifest.json", about={**about, "fit_days": fitted})
+        result = streamed(one_method(log), tmp_path / f"out{len(fitted)}")
+        warnings.append([text for text in result.warnings if "was fitted to days that are measured" in text])
+    assert warnings[0] == []
+    assert f"measured ({WEEK[1]})" in warnings[1][0]
+    assert "--fit-days 1 " in warnings[1][0]
+
+
 def test_equal_lists_are_one_task(out: Path) -> None:
     assert not any("the task changed" in text for text in StreamResult.load(out / "stream.json").warnings)
 

@@ -182,6 +182,15 @@ def version_days(versions: pa.Table) -> list[str]:
     return days
 
 
+def are_versions(table: pa.Table) -> bool:
+    """Return whether a table has names of days and is sorted by item and day, as lookups need."""
+    try:
+        days, keys = version_days(table), table["item"].cast(pa.int64()).to_numpy() << 32 | table[UNTIL].to_numpy()
+    except (TypeError, LookupError, ValueError):
+        return False
+    return isinstance(days, list) and len(keys) > 0 and bool((np.diff(keys) > 0).all())
+
+
 def version_rows(items: NDArray[np.int32], versions: pa.Table, day: str) -> NDArray[np.int32]:
     """Return where the features are that requests of a day see.
 

@@ -24,7 +24,7 @@ from rankfall._json_reader import read_json_file
 from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
 from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
 from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.items import items_on
+from rankfall.data.impressions.items import are_versions, items_on
 from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, VERSIONS, VOCABULARIES
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 from rankfall.encoding import FIRST_KNOWN
@@ -152,7 +152,12 @@ class ImpressionLog:
             return None
         if self.verifies:
             self._check_versions(check_file)
-        return map_table(self.path / VERSIONS)
+        versions = map_table(self.path / VERSIONS)
+        if not are_versions(versions):
+            raise ValueError(
+                f"path: {self.path / VERSIONS} has no names of days or is not sorted by item and day; {REMEDY}"
+            )
+        return versions
 
     def items_on(self, day: str) -> pa.Table:
         """Return the item table with the features that requests of a day see: those before the day."""

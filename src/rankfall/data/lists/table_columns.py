@@ -147,7 +147,8 @@ class TableEncoding:
         return self._features(values, where)
 
     def _features(self, values: Sequence[NDArray[Any]] | NDArray[Any], where: str) -> NDArray[np.float32]:
-        if isinstance(values, np.ndarray) and self.width == len(values) and not np.isnan(values).any():
+        is_plain = all(column.categories is None and not column.missing for column in self.columns)
+        if isinstance(values, np.ndarray) and is_plain and not np.isnan(values).any():
             stacked = values.T
         else:
             encoded = (column.encode(one, where) for column, one in zip(self.columns, values, strict=True))

@@ -184,7 +184,7 @@ def _unseen_items(config: CascadeConfig, log: ImpressionLog, first: StageDiagnos
     """Return a finding if the training lists held few items of the catalogue, and no random ones."""
     loader = make_loader(log, config, "train")
     catalogue, length = loader.catalogue_size(), loader.mean_length()
-    if config.data.negatives or catalogue is None or catalogue < SHORT * length:
+    if config.data.negatives or log.spec.negatives or catalogue is None or catalogue < SHORT * length:
         return []
     text = (
         f"{first.stage} was never trained on items outside the lists: a training list holds {length:,.0f} of the "

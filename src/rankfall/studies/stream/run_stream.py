@@ -38,7 +38,7 @@ from rankfall.studies.stream.stream_summary import (
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.measured_lists import short_lists
+from rankfall.training.measured_lists import fit_warning, short_lists
 from rankfall.training.run_directory import (
     REPORT,
     EnvironmentFailure,
@@ -275,7 +275,7 @@ class _Stream:
         )
 
     def _warnings(self, entries: Sequence[DayResult], metric: str) -> list[str]:
-        """Return warnings if the days are not one task, or lists are much shorter than the catalogue on the last."""
+        """Return what a reader of the days has to know."""
         changed, measured, log = changed_task(entries, metric), [entry.day for entry in entries], self._log
         if log is None or not measured or measured[-1] not in log.days:
             return changed
@@ -287,8 +287,8 @@ class _Stream:
             )
         log = replace(log, days={day: log.days[day] for day in self.ledger.days if day in log.days})
         loader = measuring_loader(log, self.runs[0].config, measured[-1:], self._first_days)
-        warning = short_lists(loader)
-        return [*changed, *([warning] if warning else [])]
+        present = [day for day in measured if day in log.days]  # each was measured before the model learned from it
+        return [*changed, *filter(None, [short_lists(loader), fit_warning(log, present, [])])]
 
     def _known_days(self) -> dict[str, DayResult]:
         """Return the summaries of days in an earlier result with the same seeds."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MOST_STAGES = 12
 LEAST_FUNNEL_FLAGS = 2
+FALLS = 0.1  # of a running counter, which may begin anew, over its rises; feedback falls as often as it rises
 LEAST_EXPECTED = 20  # relevant items that rows without a value would have if they had as many as the others
 
 
@@ -187,15 +188,25 @@ def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
         return False
     if seen.is_constant(seen.column("request"), facts.name):
         return False
-    return facts.is_flag or not seen.is_constant(seen.column("item"), facts.name)
+    return facts.is_flag or not (seen.is_constant(seen.column("item"), facts.name) or _is_counter(seen, facts.name))
 
 
-def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, bool, float]:
-    """Order labels: clicks first, then what is not merely shown, 0 or 1 before numbers of clicks, the more frequent."""
+def _is_counter(seen: Evidence, column: str) -> bool:
+    """Return whether a number hardly ever falls from one occurrence of an item to the next, as running counters do."""
+    item, time = seen.column("item"), seen.column("time") or seen.column("day")
+    if item is None or time is None:
+        return False
+    steps = seen.frame.sort(time, maintain_order=True).select(pl.col(column).cast(pl.Float64).diff().over(item))
+    falls, rises = (int((sign * steps.to_series() > 0).sum()) for sign in (-1, 1))
+    return rises >= LEAST_EXPECTED and falls <= FALLS * rises
+
+
+def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, float]:
+    """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
     found = set(words(facts.name))
     positives = share(above_zero(seen.frame[facts.name]))
     is_known = bool(found & (CLICK | {"label", "relevance", "target"}))
-    return is_known, not found & SHOWN, facts.is_flag or not found & CLICK, positives
+    return is_known, not found & SHOWN, positives
 
 
 def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import codecs
 import functools
+import json
+import re
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
 _BLOCK_BYTES = 2**24
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _OBJECTS = pl.Object()  # the type of columns of objects, which no feature can use
 
 
@@ -77,10 +80,12 @@ def _parse(
 ) -> list[pl.DataFrame]:
     """Parse lines, at once if all of them are objects, otherwise in halves until the bad ones are alone."""
     try:
+        for line in filter(_SURROGATE.search, lines):  # polars reads half a pair as NUL
+            json.dumps(json.loads(line), ensure_ascii=False).encode()
         frame = pl.read_ndjson(b"\n".join(lines), schema=schema, infer_schema_length=None)
         problem = "" if len(frame) == len(lines) else "found several values"
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        problem = f"found {lines[0][:40].decode(errors='replace')!r} ({error})"
+    except (ValueError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        problem = f"found {lines[0][:40].decode(errors='replace')!r} ({str(error).partition(chr(10))[0]})"
     if not problem:
         return [frame]
     if len(lines) == 1:
