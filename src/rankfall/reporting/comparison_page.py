@@ -30,8 +30,7 @@ from rankfall.reporting.verdicts import (
     tests_rows,
     tests_title,
 )
-from rankfall.studies.comparison_summary import higher_is_better
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,8 @@ from rankfall.reporting.verdicts import (
     tests_rows,
     tests_title,
 )
-from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.results import ComparisonResult
-from rankfall.training.config.cascade_metric_names import shown_name, split_stage
+from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name, split_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,7 +27,7 @@ from rankfall.reporting.svg import (
     text_width,
     tick_labels,
 )
-from rankfall.studies.comparison_summary import higher_is_better
+from rankfall.training.config.cascade_metric_names import higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

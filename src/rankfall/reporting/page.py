@@ -18,8 +18,7 @@ import yaml
 from rankfall import __version__
 from rankfall.reporting.chart import breakable
 from rankfall.reporting.svg import LIGHT
-from rankfall.studies.comparison_summary import higher_is_better
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

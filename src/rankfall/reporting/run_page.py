@@ -29,12 +29,11 @@ from rankfall.reporting.page import (
     words,
 )
 from rankfall.reporting.plan_section import plan_section
-from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_metric_names import measured_name, shown_name, with_one_name
+from rankfall.training.config.cascade_metric_names import higher_is_better, measured_name, shown_name, with_one_name
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE

@@ -34,12 +34,12 @@ from rankfall._engine import LOCAL
 from rankfall._files import locked, write_file
 from rankfall.studies.baselines import method_of
 from rankfall.studies.comparison_plan import ComparisonConfig, Plan, Run, make_plan
-from rankfall.studies.comparison_summary import Outcome, Summary, higher_is_better, summarise
+from rankfall.studies.comparison_summary import Outcome, Summary, summarise
 from rankfall.studies.evaluate import evaluation_files, write_evaluation
 from rankfall.studies.results import ComparisonResult, MethodResult, MethodRun, RunFailure, SplitEvaluation
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.checkpoint import Checkpoints
-from rankfall.training.config.cascade_metric_names import with_value
+from rankfall.training.config.cascade_metric_names import higher_is_better, with_value
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CHECKPOINTS, RESULT, read_json
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 COMPARISON, COMPARISON_CONFIG, VALUES, ERROR = "comparison.json", "comparison.yaml", "values.parquet", "error.txt"
 
-__all__ = ["COMPARISON", "COMPARISON_CONFIG", "Step", "compare_methods", "higher_is_better", "perform", "validation"]
+__all__ = ["COMPARISON", "COMPARISON_CONFIG", "Step", "compare_methods", "perform", "validation"]
 
 
 @dataclass(frozen=True)

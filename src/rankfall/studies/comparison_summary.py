@@ -11,7 +11,6 @@ import torch
 from rankfall.metrics import compare, crossed_test, holm, paired_test
 from rankfall.metrics.student import student_quantile
 from rankfall.studies.results import MethodResult, MethodTest, MetricSummary, PairTest, TestFigures, Verdict
-from rankfall.training import cascade_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,11 +79,6 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
             for pair, test in _adjusted(found.get("both", {})).items()
         ],
     )
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether higher values of a metric are better, for metrics of rankers and of cascades."""
-    return cascade_metrics.higher_is_better(metric)
 
 
 def _metric_summary(values: Tensor, metric: str, outcome: Outcome) -> MetricSummary:

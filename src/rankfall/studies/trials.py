@@ -11,9 +11,9 @@ from rankfall._disk import delete, delete_tree, make_directory
 from rankfall._files import LockedError, locked, write_file
 from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
-from rankfall.studies.comparison_summary import higher_is_better
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult
+from rankfall.training.config.cascade_metric_names import higher_is_better
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS

@@ -18,9 +18,9 @@ from rankfall.metrics.named import parse
 from rankfall.reproductions.protocols import cascade_deviations, compare_cascades
 from rankfall.reproductions.published_table import TableResult, format_value, join_reports, table_report
 from rankfall.reproductions.task import Sheet
-from rankfall.studies.compare import higher_is_better
 from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.training.cascade_loaders import make_loader
+from rankfall.training.config.cascade_metric_names import higher_is_better
 from rankfall.training.train_cascade import load_run
 
 if TYPE_CHECKING:
