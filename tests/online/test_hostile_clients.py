@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -17,7 +18,8 @@ import pytest
 
 import rankfall as rf
 from rankfall.data import ImpressionLog
-from rankfall.online.parity import ParityError
+from rankfall.encoding.lookup import Lookup
+from rankfall.online.parity import ParityError, _difference_of_scores
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.recording.request_sampling import KEY, sample_requests, sampling_key
 from rankfall.studies.results import StreamResult
@@ -205,7 +207,7 @@ def test_a_history_with_an_item_that_the_catalogue_lacks_is_the_same_in_the_log(
 
 
 def test_a_rate_of_differences_above_the_limit_stops_the_day_until_a_decision(
-    shop: Shop, traffic: Traffic, tmp_path: Path
+    shop: Shop, traffic: Traffic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = [dict(sample) for sample in traffic.samples]
     samples[2]["score"] = [score + 1 for score in samples[2]["score"]]
@@ -215,9 +217,30 @@ def test_a_rate_of_differences_above_the_limit_stops_the_day_until_a_decision(
         with pytest.raises(ParityError, match=r"1 of 12 checked requests \(8\.3%\) differ"):
             join(shop, tmp_path / "records", log)
         assert FIRST_DAY not in ImpressionLog.load(log).days
-    report = join(shop, tmp_path / "records", log, parity_limit=0.1).days[0]
-    assert report.apart == {"request: parity": 1}
+    assert run(*shop.join_line(tmp_path / "records", log, "--parity", "1", "--parity-limit", "0.1")) == 0
+    shown = capsys.readouterr().err
+    assert f"{FIRST_DAY}: set apart 1 (request: parity, 8.3% of 12 checked), such as request 's2'" in shown
     assert len(ImpressionLog.load(log).days[FIRST_DAY].table()) == len(TIMES) - 1
+
+
+def test_rounding_of_scores_is_that_of_the_largest_of_the_request() -> None:
+    """Numbers of clients make scores large, and those of some items nearly cancel: 100 is 1e-7 of their terms."""
+    bundle: Any = SimpleNamespace(names=["retrieval"], path="bundle")
+    record = {"item": [1, 2], "stage": [0, 0], "score": [-2e9, 37.0]}
+    assert _difference_of_scores(bundle, record, {"retrieval": [-2e9, 137.0]}) is None
+    assert "137" in str(_difference_of_scores(bundle, {**record, "score": [-2e9, 1e6]}, {"retrieval": [-2e9, 137.0]}))
+    assert _difference_of_scores(bundle, {**record, "score": [3.0, 1.0]}, {"retrieval": [3.0, 1.001]}) is not None
+
+
+@pytest.mark.service
+def test_a_client_does_not_decide_the_type_of_ids_of_a_new_log(shop: Shop, tmp_path: Path) -> None:
+    """The model was trained on text, and 7 has another hash than "7": all requests of the first day would differ."""
+    with running(shop.bundle, samples=str(tmp_path / "records")) as service, service.client() as client:
+        for place in (7, 8, None):
+            assert client.post("/rank", {"context": {"place": place}, "k": 5}).code == 200
+    options: dict[str, Any] = {"close": True, "parity_limit": 0, "on_notice": lambda text: None}
+    report = join(shop, tmp_path / "records", tmp_path / "new", **options).days[0]
+    assert (report.checked, report.apart) == (3, {})
 
 
 @pytest.mark.service
@@ -411,6 +434,23 @@ def test_made_up_users_grow_a_vocabulary_by_a_bounded_number(
     assert run(*line) == 0
     assert ImpressionLog.load(log).features.tables["user.user"] == before + 1_000
     assert "user.user has 10,000 new values; 1,000 got ids" in capsys.readouterr().err
+
+
+def test_values_of_one_hash_and_long_ones_end_no_export(shop: Shop, traffic: Traffic, tmp_path: Path) -> None:
+    """Bundles find values by their hashes, and refuse two of the same hash: no bundle of the log was written again."""
+    signs = ["ab"[number.bit_count() % 2] for number in range(1024)]  # any polynomial modulo 2^64 has this collision
+    users = ["".join(signs), "".join(signs).translate(str.maketrans("ab", "ba")), "long" * 257, "new"]
+    for place, user in enumerate(users):
+        traffic = with_body(traffic, place, lambda body, user=user: body["user"].update(user=user))  # type: ignore[misc]
+    write_segments(tmp_path / "records", traffic)
+    log = copy_of(shop.directory, tmp_path / "log")
+    before = ImpressionLog.load(log).features.tables["user.user"]
+    report = join(shop, tmp_path / "records", log, parity=0, grow=True).days[0]
+    assert report.apart == {"request: value": 1}
+    assert "text of at most 1,024 characters" in report.apart_because["request: value"][0]
+    known = ImpressionLog.load(log).vocabulary("user.user")
+    assert len(known) == before  # which counts missing and unseen, too
+    Lookup.of(known, name="users")
 
 
 def test_a_user_has_a_bounded_number_of_requests(shop: Shop, tmp_path: Path) -> None:

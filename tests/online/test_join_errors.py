@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -59,6 +60,14 @@ def test_a_damaged_segment_is_named(records: Path, older: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match=rf"{path.name} does not match the checksum in its name"):
         join(records, older, log)
     assert tree(log) == tree(older / "log")
+
+
+def test_a_pipe_with_the_name_of_a_segment_is_named(records: Path, older: Path, tmp_path: Path) -> None:
+    path = segments(records / "events")[0].path
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=rf"{path.name} is not a file"):
+        join(records, older, copy_of(older, tmp_path / "log"))
 
 
 def test_a_segment_with_other_columns_is_named(records: Path, older: Path, tmp_path: Path) -> None:

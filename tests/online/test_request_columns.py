@@ -42,6 +42,7 @@ def body_columns(place: Path, types: Any) -> BodyColumns:
         layout,
         lambda column, ids: [topic_of(one) if isinstance(one, int) else None for one in ids],
         lambda samples, places, ids: ids,
+        lambda samples, features: None,
     )
 
 
@@ -130,7 +131,9 @@ def test_times_of_clients_have_the_local_time_that_the_service_computes(tmp_path
     features = served_spec().model_dump(mode="json", exclude_none=True)["features"]
     features["context"]["when"] = {"kind": "time", "column": "when", "part": "hour"}
     layout = make_layout(served_spec(features=features), None, write_items(tmp_path / "items.parquet"), None)
-    columns = BodyColumns(layout, lambda column, ids: list(ids), lambda samples, places, ids: ids)
+    columns = BodyColumns(
+        layout, lambda column, ids: list(ids), lambda samples, places, ids: ids, lambda samples, features: None
+    )
     given = [
         "2024-01-13T22:59:59.9996Z",
         "1969-12-31T23:59:59.9999Z",

@@ -137,14 +137,20 @@ def join(
             grow_limit=grow_limit,
             progress=display.show,
             on_notice=display.note,
-            on_day=lambda report: display.note(_day_note(report)),
+            on_day=lambda report: _show_day(report, display),
             stop=stop,
         )
     _print(result, out, as_json=as_json)
 
 
-def _day_note(report: DayReport) -> str:
-    return f"{report.day}: {report.sampled:,} sampled requests, {report.items:,} items, {report.events:,} events"
+def _show_day(report: DayReport, display: Display) -> None:
+    counts = f"{report.sampled:,} sampled requests, {report.items:,} items, {report.events:,} events"
+    display.note(f"{report.day}: {counts}")
+    for reason, count in report.apart.items():
+        is_checked = reason.startswith("request: parity")
+        share = f", {count / report.checked:.1%} of {report.checked:,} checked" if is_checked else ""
+        example = report.apart_because[reason][0]
+        display.note(f"{report.day}: set apart {count:,} ({reason}{share}), such as {example}")
 
 
 def _print(result: JoinResult, out: Path, *, as_json: bool) -> None:
@@ -156,10 +162,6 @@ def _print(result: JoinResult, out: Path, *, as_json: bool) -> None:
     for report in result.days:
         if report.day in result.closed:
             late.update(report.late_requests)
-            for reason, count in report.apart.items():
-                print_message(
-                    f"{report.day}: set apart {count:,} ({reason}), such as {report.apart_because[reason][0]}"
-                )
     if late:
         days = ", ".join(f"{count:,} of {day}" for day, count in late.most_common(3))
         print_message(f"{sum(late.values()):,} requests came too late for their day: {days}")

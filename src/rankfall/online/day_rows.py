@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from rankfall.online.served_requests import HASH
 from rankfall.serving.encoded_requests import NO_ITEM
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -89,7 +91,7 @@ class DayRows:
         looked_up = [*layout.item_columns, *(name for name in of_events if name != spec.item)]
         table = layout.tables.get("items")
         self._items = ItemLookup(table, spec, list(dict.fromkeys(looked_up)) if table is not None else looked_up)
-        self._bodies = BodyColumns(layout, self._items.values, self._served_items)
+        self._bodies = BodyColumns(layout, self._items.values, self._served_items, self._kind_of)
         self._directory, self._apart, self._finder = directory, apart, finder
         self._number = 0
         self._of_users = pl.DataFrame(schema={_USER: pl.String, _COUNT: pl.UInt32})
@@ -218,6 +220,19 @@ class DayRows:
                 for place, row in zip(at, rows.tolist(), strict=True):
                     found[place] = None if row == NO_ITEM else next(known)
         return found
+
+    def _kind_of(self, samples: pl.DataFrame, features: Sequence[Sequence[str]]) -> pl.DataType | None:
+        """Return the type of ids in the log that a bundle was trained on: 7 and "7" have different hashes.
+
+        The values of the first day of a new log must not decide it, as clients may send either.
+        """
+        for model, path in samples.select("model", "bundle").unique().sort("model", "bundle").rows():
+            if (bundle := self._finder.if_present(model, path)) is not None:
+                for feature in features:
+                    rule = reduce(lambda rules, key: rules.get(key, {}), feature, bundle.manifest["request"])
+                    if rule.get("text") is not None:
+                        return pl.String() if rule["text"] else pl.Int64()
+        return None
 
     def _feedback(self, found: pl.DataFrame, count: int) -> dict[str, pl.Series]:
         """Return the sums of the values of events by kind, added in a fixed order, within the bounds of the kind."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Values = NDArray[Any]
 
-TOLERANCE = 1e-4  # of scores and numbers, relative to those above 1
+TOLERANCE = 1e-4  # of scores and numbers, relative to those above 1; of scores, to the largest of the request
 _SEED = 20  # of the hashes that choose requests, which are others than those of samples
 _AT_ONCE = 64  # requests
 _PLACE = "\1place"
@@ -200,10 +200,12 @@ def _difference_of_scores(
     bundle: Bundle, record: Mapping[str, Any], scores: Mapping[str, Sequence[float]]
 ) -> str | None:
     names = bundle.names
+    # numbers of a client may be large, and rounding is relative to the largest terms of the sum that a score is
+    largest = {name: max([1.0, *map(abs, of_stage)]) for name, of_stage in scores.items()}
     for place, (item, stage, served) in enumerate(zip(record["item"], record["stage"], record["score"], strict=True)):
         name = names[min(stage, len(names) - 1)]
         again = scores[name][place]
-        if not abs(again - served) <= TOLERANCE * max(1.0, abs(served)):  # also if one is NaN
+        if not abs(again - served) <= TOLERANCE * largest[name]:  # also if one is NaN
             return (
                 f"stage {name} gave item {item!r} the score {served:.6g} when it answered, and {bundle.path} gives it "
                 f"{again:.6g} now"

@@ -7,7 +7,7 @@ of an embedding instead of a value, or something else in a feature that no model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of, 
 from rankfall.data.sources.rows.column_types import TIME
 from rankfall.data.sources.rows.columns import time_units
 from rankfall.encoding import BadValueError, Numbers
+from rankfall.serving.service.limits import ITEM_LENGTH
 from rankfall.serving.value_checks import bad_value, finite_numbers, integers, integers_or_their_text, is_integer, texts
 from rankfall.serving.value_encoders import NumberEncoder, Times
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     Refused = dict[int, str]  # reasons by the place of requests
     ServedItems = Callable[[pl.DataFrame, Any, list[Any]], list[Any]]
+    KindOf = Callable[[pl.DataFrame, Sequence[Sequence[str]]], Any]  # samples, features in rules of bundles -> a type
     ItemValues = Callable[[str, Sequence[Any]], list[Any]]  # a column and ids of items -> the values of the items
 
 
@@ -41,12 +43,14 @@ class BodyColumns:
         item_values: Returns values of items for events that leave them out, None for unknown items.
         served_items: Returns the ids of items as the bundles have them that answered, from samples, places of samples
             and ids that clients sent. None: the bundle lacked the item, so that the service could not look it up.
+        kind_of: Returns the type of ids in the log that the bundles of samples were trained on, None if unknown.
     """
 
-    def __init__(self, layout: RowLayout, item_values: ItemValues, served_items: ServedItems) -> None:
+    def __init__(self, layout: RowLayout, item_values: ItemValues, served_items: ServedItems, kind_of: KindOf) -> None:
         self._layout = layout
         self._item_values = item_values
         self._served_items = served_items
+        self._kind_of = kind_of
         self._derived = [
             (group, name)
             for group, name, feature in layout.spec.features
@@ -77,7 +81,8 @@ class BodyColumns:
         columns: dict[str, pl.Series] = {}
         for column in self._layout.requests:
             if column.fields:
-                columns[column.name] = self._feature(column, parsed, refused)
+                kind = column.kind or self._kind_of(samples, column.fields)
+                columns[column.name] = self._feature(replace(column, kind=kind), parsed, refused)
             elif self._layout.spec.time is not None and column.name == self._layout.spec.time.column:
                 columns[column.name] = _times(time, column, self._layout.spec)
             else:
@@ -142,9 +147,9 @@ class BodyColumns:
                 found = self._item_values(column_of(spec, column.feature, feature), ids)
                 for at, value in zip(left, found, strict=True):
                     values[at] = value
-            inner = column.kind.inner if isinstance(column.kind, pl.List) else None
-            where = f"sequences.{name}.{column.feature}"
-            target = _Target(feature, inner, spec, where)  # type: ignore[arg-type]  # an instance of a type
+            rule = "sequences", name, "features", column.feature
+            inner: Any = column.kind.inner if isinstance(column.kind, pl.List) else self._kind_of(samples, [rule])
+            target = _Target(feature, inner, spec, f"sequences.{name}.{column.feature}")
             series = target.convert(values, refused, owners)
             lists = pa.ListArray.from_arrays(pa.array(edges), series.rechunk().to_arrow(compat_level=_OLDEST))
             made[column.name] = pl.Series(pl.from_arrow(lists))
@@ -223,7 +228,7 @@ class _Target:
 
     Attributes:
         feature: The feature.
-        kind: The type of the column, None if the log does not exist yet.
+        kind: The type of the column, None if it is not known yet.
         spec: The description of the log.
         where: The place of the values in a body.
         encoders: Those of the log, which bound numbers as the service does. A bundle may scale or ignore them.
@@ -334,7 +339,11 @@ def _ids(feature: Categorical, kind: pl.DataType | None, values: list[Any]) -> p
         return pl.Series(numbers, dtype=pl.Int64)
     if kind == pl.Int64:
         return pl.Series(integers_or_their_text(values, "a whole number"), dtype=pl.Int64)
-    return pl.Series(pl.from_arrow(texts(values, "a whole number or text")), dtype=pl.String)
+    found = pl.Series(pl.from_arrow(texts(values, "a whole number or text")), dtype=pl.String)
+    if feature.vocabulary is not None and (is_long := found.str.len_chars() > ITEM_LENGTH).any():
+        position = int(is_long.arg_max() or 0)
+        raise bad_value(position, values[position], f"text of at most {ITEM_LENGTH:,} characters")
+    return found
 
 
 def _times(time: pl.Series, column: RequestColumn, spec: Spec) -> pl.Series:

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankfall import _disk
+from rankfall._files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ class Segment:
         Raises:
             DamagedSegmentError: If the file was changed.
         """
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             content = pa.py_buffer(file.read())
         found = _COMPLETE.fullmatch(self.path.name)
         if found is None or _digest(hashlib.sha256(content)) != found["digest"]:

@@ -216,6 +216,9 @@ class _ValueCounts:
     def vocabulary(self, known: pl.Series | None = None) -> pl.Series:
         """Return the values that get ids: the most frequent first, values of equal frequency sorted.
 
+        Values of one hash get one id, that of the first: bundles find values by their hashes, and clients could choose
+        text of the same hash.
+
         Args:
             known: Values that have ids already. They count for the largest size.
         """
@@ -223,6 +226,9 @@ class _ValueCounts:
         if known is not None:
             frequent, taken = frequent.join(known.to_frame("value"), on="value", how="anti"), len(known)
         ordered = frequent.sort("count", "value", descending=[True, False])["value"]
+        if ordered.dtype == pl.String:  # hashes of different integers differ
+            hashes = pl.Series(hash_values(ordered if known is None else pl.concat([known, ordered])))
+            ordered = ordered.filter(hashes.is_first_distinct().tail(len(ordered)))
         most = self._limits.max_size
         return ordered if most is None else ordered.head(max(0, most - taken))
 
