@@ -69,7 +69,7 @@ def test_clients_send_their_next_call_after_the_answer(stub: int) -> None:
     assert {body["user"]["age"] for body in Stub.bodies} == set(range(6))
     turns = serve._Turns()
     turns.add((calls, counted), in_call=1, seconds=0.5, cpu=1.0)
-    row = turns.row(1, 3, 1)
+    row = turns.row("service", 1, 3, 1)
     measured = [(end, code) for start, end, code in calls if start >= counted]
     assert len(turns.calls[0]) == sum(code == 200 for _, code in measured)
     assert row.not_answered == sum(code == 503 for _, _, code in calls)
@@ -90,9 +90,9 @@ def test_overhead_is_the_median_over_the_turns() -> None:
     for own, other in ((3.0, 2.0), (4.0, 2.0), (9.0, 3.0)):
         service.add(([(0.0, own, 200)], 0.0), 1, 10.0, None)
         bundle.add(([(0.0, other, 200)], 0.0), 1, 10.0, 1.0)
-    assert service.row(1, 1, 1, bundle).overhead == pytest.approx(1.0)
-    assert service.row(1, 1, 1).overhead is None
-    assert service.row(1, 1, 1).cpu_ms is None
+    assert service.row("service", 1, 1, 1, bundle).overhead == pytest.approx(1.0)
+    assert service.row("service", 1, 1, 1).overhead is None
+    assert service.row("service", 1, 1, 1).cpu_ms is None
     with pytest.raises(OSError, match="no call"):
         service.add(([(0.0, 1.0, 503)], 0.0), 1, 10.0, None)
 
@@ -117,14 +117,14 @@ def test_services_and_the_bundle_are_measured(
     reports: list[str] = []
     rows = serve.measure(bundle.path, seconds=0.2, turns=1, report=reports.append)
     assert len(reports) == serve.steps(1)
-    services = [row for row in rows if row.threads is not None]
-    assert [row.requests_in_call for row in rows if row.threads is None] == list(serve.BATCHES)
+    services = [row for row in rows if row.name == "service"]
+    assert [row.requests_in_call for row in rows if row.name == "bundle"] == list(serve.BATCHES)
     assert {(row.clients, row.requests_in_call) for row in services} == set(serve.SETTINGS)
     for row in rows:
         assert row.not_answered == 0
         assert row.requests_per_second > 0
         assert 0 < row.p50_ms <= row.p99_ms
-        assert (row.overhead is None) == (row.threads != 1)  # the bundle has one thread, too
+        assert (row.overhead is not None) == (row.name == "service" and row.threads == 1)  # as the bundle has
 
     def measured(path: Path, *, seconds: float, report: object) -> list[serve.Row]:
         return rows

@@ -17,7 +17,7 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 from benchmarks import service as serve
 from benchmarks.answer_check import expected_answers
 from benchmarks.bare_calls import BareCalls
-from rankfall.benchmarks.serve import requests_like_examples
+from rankfall.benchmarks.serve import BATCHES, SETTINGS, requests_like_examples
 from rankfall.serving import Bundle
 from rankfall.serving.service.settings import default_threads
 from support.bundles import platform_bundle
@@ -57,7 +57,7 @@ def measured(bundle: Bundle) -> serve.Report:
 def test_service_and_bare_calls_are_measured(bundle: Bundle, measured: serve.Report) -> None:
     threads = sorted({1, default_threads(workers=1)})
     settings = [(row.threads, row.clients, row.requests_in_call) for row in measured.rows]
-    assert settings == [(count, *setting) for count in threads for setting in serve.SETTINGS]
+    assert settings == [(count, *setting) for count in threads for setting in SETTINGS]
     for row in measured.rows:
         assert row.not_answered == {}
         assert row.requests_per_second > 0
@@ -65,7 +65,7 @@ def test_service_and_bare_calls_are_measured(bundle: Bundle, measured: serve.Rep
         assert 0 < row.call_ms.p50 <= row.call_ms.p99
         # a service cannot answer before its stages
         assert row.call_ms.p99 > sum(row.parts_ms[name].p50 for name in bundle.names)
-    assert [one.batch for one in measured.bare] == list(serve.BATCHES)
+    assert [one.batch for one in measured.bare] == list(BATCHES)
     halves = [(half.threads, half.even) for half in measured.half_rates]
     assert halves == [(whose, even) for whose in (None, *threads) for even in (True, False)]
     for half in measured.half_rates:
@@ -125,4 +125,4 @@ def test_report_has_all_settings(
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["call_ms"]["p50"] == measured.rows[0].call_ms.p50
     assert all(one.keys() == {"promise", "target", "measured", "met"} for one in found["promises"])
-    assert {(row["clients"], row["requests_in_call"]) for row in found["rows"]} == set(serve.SETTINGS)
+    assert {(row["clients"], row["requests_in_call"]) for row in found["rows"]} == set(SETTINGS)

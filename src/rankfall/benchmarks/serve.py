@@ -26,13 +26,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rankfall.serving.bundle_files import is_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rankfall.serving import Bundle
-
 
 Call = tuple[float, float, int]  # start, end and status code
 
@@ -51,7 +52,8 @@ _HEAD = "POST /rank HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/jso
 class Row:
     """Calls of some clients of a service, or of the bundle in one process."""
 
-    threads: int | None  # compute threads of the service; None: the bundle
+    name: str  # "bundle" or "service"
+    threads: int  # compute threads
     clients: int
     requests_in_call: int
     requests_per_second: float
@@ -83,14 +85,15 @@ class _Turns:
         if cpu is not None:  # known for every turn on Linux, otherwise for none
             self.cpu_ms.append(cpu * 1e3 / (len(calls) * in_call))
 
-    def row(self, threads: int | None, clients: int, in_call: int, bundle: _Turns | None = None) -> Row:
+    def row(self, name: str, threads: int, clients: int, in_call: int, bundle: _Turns | None = None) -> Row:
         overhead = None
         if bundle is not None:
             both = zip(self.calls, bundle.calls, strict=True)
             overhead = statistics.median(percentiles(own)[0] / percentiles(other)[0] for own, other in both) - 1
         times = percentiles([one for turn in self.calls for one in turn])
         cpu = statistics.median(self.cpu_ms) if self.cpu_ms else None
-        return Row(threads, clients, in_call, statistics.median(self.rates), *times, cpu, overhead, self.not_answered)
+        rate = statistics.median(self.rates)
+        return Row(name, threads, clients, in_call, rate, *times, cpu, overhead, self.not_answered)
 
 
 def steps(turns: int = TURNS) -> int:
@@ -141,9 +144,10 @@ def measure(path: Path, *, seconds: float, report: Callable[[str], None], turns:
                 cpu_used = None if before is None or after is None else after - before
                 of_setting.add(calls, in_call, seconds, cpu_used)
                 report(f"{count} clients, {in_call} requests per call")
-    rows = [of_size.row(None, 1, size) for size, of_size in alone.items()]
+    rows = [of_size.row("bundle", 1, 1, size) for size, of_size in alone.items()]
     for (threads, (count, in_call)), of_setting in found.items():
-        rows.append(of_setting.row(threads, count, in_call, alone.get(count * in_call) if threads == 1 else None))
+        base = alone.get(count * in_call) if threads == 1 else None
+        rows.append(of_setting.row("service", threads, count, in_call, base))
     return rows
 
 
@@ -153,10 +157,8 @@ def percentiles(times: Sequence[float]) -> tuple[float, float]:
     >>> percentiles([float(time) for time in range(101)])
     (50.0, 99.0)
     """
-    if len(times) < 2:
-        return times[0], times[0]
-    found = statistics.quantiles(times, n=100, method="inclusive")
-    return found[49], found[98]
+    p50, p99 = np.percentile(times, [50, 99])
+    return float(p50), float(p99)
 
 
 # --- requests -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import resource
 import statistics
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -81,12 +80,16 @@ def time_in_turns(steps: Mapping[str, Step], *, seconds: float, threads: int = 1
         The measured times, by name.
     """
     clocks = {name: Clock() for name in steps}
-    with _threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
         for name, step in steps.items():
             clocks[name].warm_up(step)
         while running := [name for name, clock in clocks.items() if clock.wants_more(seconds)]:
             for name in running:
                 clocks[name].run(steps[name])
+    finally:
+        torch.set_num_threads(before)
     return clocks
 
 
@@ -171,16 +174,6 @@ def _report_peak(sender: Any, prepare: Callable[..., Step], small: tuple[Any, ..
 def _high_water() -> int:
     unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- cases ------------------------------------------------------------------------------------------------------

@@ -26,9 +26,6 @@ app = typer.Typer(
     name="bench",
     epilog=examples(
         "rankfall bench ops --quick",
-        "rankfall bench losses --sizes 100,1000,10000",
-        "rankfall bench loader",
-        "rankfall bench step --sizes 40,200",
         "rankfall bench serve --keep bundles",
         "rankfall bench ops --json > bench.json",
     ),
@@ -184,12 +181,11 @@ def _measuring(what: str, total: int) -> Iterator[Callable[[str], None]]:
         yield lambda done: bar.update(task, advance=1, description=done)
 
 
-def _print_json(what: str, *, rows: Sequence[Any], whole: Sequence[Any] | None = None, **facts: Any) -> None:
+def _print_json(what: str, **measured: Any) -> None:
     import torch
 
-    content = {"what": what, "torch": torch.__version__, "threads": torch.get_num_threads(), **facts}
-    content["rows"] = [asdict(row) for row in rows]
-    print_json(content if whole is None else content | {"whole": [asdict(row) for row in whole]})
+    content = {name: list(map(asdict, value)) if isinstance(value, list) else value for name, value in measured.items()}
+    print_json({"what": what, "torch": torch.__version__, "threads": torch.get_num_threads(), **content})
 
 
 def _show_cases(rows: Sequence[Row]) -> None:
