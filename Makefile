@@ -5,7 +5,7 @@ DOCS_ADDRESS ?= 127.0.0.1:8000
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast fuzz faults audit lock browser strace bench docs docs-site docs-tables lint experiments clean
+.PHONY: setup demo test test-all test-fast fuzz faults audit lock browser strace bench docs docs-site docs-tables lint experiments clean
 
 setup: .venv/.dev
 
@@ -27,7 +27,7 @@ demo: .venv/.installed
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src tests docs_site tools experiments
+	$(BIN)/mypy --strict src tests docs_site tools experiments benchmarks
 	$(BIN)/lint-imports
 
 # Tests of the service's page need a browser. Only root may install Debian's; where there is none those tests skip.
@@ -44,17 +44,21 @@ strace:
 
 # Tests of services and of other processes wait a lot, so that three processes keep two cores busy. The checks of `lint`
 # run meanwhile; their output follows that of the tests, and either of both fails the target. In a fresh clone one process
-# imports everything first, otherwise each of the three would compile it.
+# imports everything first, otherwise each of the three would compile it. Trials take minutes each: test-all runs them too.
+TESTS ?= not trial
 test: .venv/.dev browser strace
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint >"$$log" 2>&1 & lint=$$!; \
 	test -d src/rankfall/__pycache__ || $(BIN)/pytest --collect-only --quiet >/dev/null; \
-	$(BIN)/pytest -n 3 --dist loadgroup; tests=$$?; \
+	$(BIN)/pytest -n 3 --dist loadgroup -m "$(TESTS)"; tests=$$?; \
 	wait $$lint; checks=$$?; cat "$$log"; rm -f "$$log"; \
 	test $$tests -eq 0 && test $$checks -eq 0
 
+test-all:
+	@$(MAKE) --no-print-directory test TESTS="trial or not trial"
+
 # A check while working: less than three minutes on two cores, and every package is covered.
 test-fast: .venv/.dev
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not service and not ray and not browser"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not service and not ray and not browser and not trial"
 
 # Every command with an error, a kill and a full disk at each operation on disk; FAULTS="--commands export" chooses commands.
 faults: .venv/.dev

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from rankfall import objectives, ops
-from rankfall.benchmarks.textbook import neural_sort
+from rankfall.reproductions.textbook import neural_sort
 
 if TYPE_CHECKING:
     from collections.abc import Callable

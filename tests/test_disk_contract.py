@@ -44,7 +44,7 @@ ALLOWED = {  # where, and why
     "studies/stream/day_learner.py:pq.write_table": "into a file of open_new",
     "serving/service/service_metrics.py:unlink": "in the scratch directory of the workers",
     "serving/service/bundle_reloader.py:shutil.rmtree": "the scratch directory of the workers, after a kill",
-    "commands/bench/bench_options.py:tempfile.TemporaryDirectory": "scratch of a benchmark",
+    "commands/bench.py:tempfile.TemporaryDirectory": "scratch of a benchmark",
     "benchmarks/": "scratch of benchmarks; their results are written by write_file",
 }
 

@@ -350,7 +350,7 @@ def test_a_search_does_its_trials(engine: _ray.Ray, lists: Path, tmp_path: Path)
 def test_ray_is_not_imported_unless_asked_for() -> None:
     code = (
         "import sys, rankfall, rankfall.cli, rankfall.studies.compare, rankfall.studies.tune\n"
-        "import rankfall.data.sources.recflow, rankfall.training.train_cascade, rankfall.benchmarks.prepare_bench\n"
+        "import rankfall.data.sources.recflow, rankfall.training.train_cascade, rankfall.benchmarks.serve\n"
         "from rankfall._engine import open_engine\n"
         "with open_engine('local') as engine: assert list(engine.map(lambda part, report: part, 'ab')) == ['a', 'b']\n"
         "assert 'ray' not in sys.modules and 'pandas' not in sys.modules"

@@ -27,7 +27,6 @@ VERB_SPECIFIC = {
     "--poll",  # of days, or of records
     "--quick",  # each verb reduces something else
     "--recall",  # of an index, or of a plan
-    "--samples",  # a sink, or a directory alone
     "--seed",  # train: the seed of the configuration; tune: of the search
     "--skip-bad",  # rows and whole requests, or lines
     "--split",  # evaluate measures on it, plan plans on it
@@ -35,7 +34,6 @@ VERB_SPECIFIC = {
     "--timeout",  # of processes, or of a search
     "--workers",  # of Ray, or of the service
     "--users",  # all features, or those that requests lack
-    "--window",  # of an attack, or of a load with events
 }
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankfall.benchmarks import textbook
 from rankfall.losses import pirank_ndcg_loss
 from rankfall.metrics.named import parse
 from rankfall.models import MLP
 from rankfall.ops import pirank_sort
+from rankfall.reproductions import textbook
 from rankfall.reproductions.catalogue import find_reproduction, papers, run
 from rankfall.reproductions.drivers.gradient_signs import STEP, push
 from rankfall.reproductions.drivers.length_transfer import find_patterns, gains

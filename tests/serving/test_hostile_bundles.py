@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from rankfall.benchmarks.serving.bench_bundles import seal_again
 from rankfall.cascade import Stage
 from rankfall.data.impressions.spec import Feature, Features, Sequence
 from rankfall.models import ACTIVATIONS, DIN, EmbeddingMLP, TwoTower
@@ -30,6 +29,7 @@ from rankfall.serving.service import bundle_slots, bundle_trial, limits
 from rankfall.serving.service.bundle_slots import load_checked
 from support.bundles import platform_bundle
 from support.services import requests, running
+from trials.invalid_bundles import seal_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -299,8 +299,9 @@ def _measured_costs(
     from rankfall.studies.plan.plan_run import largest_quotas
 
     with requires_extra("plan --bundle", "serve"):
-        from rankfall.benchmarks.serving.stage_costs import measure_costs
+        from rankfall.benchmarks.serve import requests_like_examples
         from rankfall.serving import Bundle
+        from rankfall.studies.plan.stage_costs import REQUESTS, measure_costs
     bundle, stages = Bundle.load(path), list(current)
     if bundle.names != stages:
         raise ValueError(
@@ -312,6 +313,7 @@ def _measured_costs(
     first, *others = largest_quotas(current, grid)
     measured = measure_costs(
         bundle,
+        requests_like_examples(bundle, REQUESTS),
         [first, first, *others[:-1]],
         on_step=stepper(report),
     )

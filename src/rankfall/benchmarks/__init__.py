@@ -1,6 +1,6 @@
-"""Benchmarks of ``rankfall bench``: operators, losses, training steps, loading, sample building, scaling, serving.
+"""Benchmarks of ``rankfall bench``: operators, losses, loading, training steps and the service.
 
-:mod:`~rankfall.benchmarks.textbook` implements each method literally as in its paper,
-:mod:`~rankfall.benchmarks.cases` pairs it with the library's function, and
-:mod:`~rankfall.benchmarks.measure` measures time and memory. Each remaining module holds one benchmark.
+:mod:`~rankfall.benchmarks.timing` measures time and memory; each other module holds one benchmark. Studies that compare
+the library with textbook code, trials of the service and further benchmarks are in `benchmarks/` and `tests/trials/` of
+the repository.
 """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall.benchmarks.measure import cpu_seconds, growth_exponent, peak_bytes, time_in_turns
+from rankfall.benchmarks.timing import cpu_seconds, growth_exponent, peak_bytes, time_in_turns
 from rankfall.models import FeatureScaling
 from rankfall.reporting.figures import Dots
 from rankfall.reproductions.protocols import LIST_RATE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from rankfall.benchmarks.measure import Step
+    from rankfall.benchmarks.timing import Step
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.paper_schema import LossCost
     from rankfall.reproductions.task import Task

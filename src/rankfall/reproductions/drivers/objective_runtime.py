@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall.benchmarks.measure import cpu_seconds, cpu_spread, peak_bytes, time_in_turns
+from rankfall.benchmarks.timing import cpu_seconds, cpu_spread, peak_bytes, time_in_turns
 from rankfall.reporting.figures import Dots
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections
 from rankfall.reproductions.task import Report, Sheet
@@ -28,7 +28,7 @@ from rankfall.training.train_cascade import LogLearner
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rankfall.benchmarks.measure import Step
+    from rankfall.benchmarks.timing import Step
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import ObjectiveRuntime
     from rankfall.reproductions.task import Task

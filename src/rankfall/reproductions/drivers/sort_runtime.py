@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rankfall.benchmarks import textbook
-from rankfall.benchmarks.measure import cpu_seconds, growth_exponent, time_in_turns
+from rankfall.benchmarks.timing import cpu_seconds, growth_exponent, time_in_turns
 from rankfall.losses import pirank_ndcg_loss
 from rankfall.models import MLP
 from rankfall.ops import pirank_sort
 from rankfall.reporting.figures import Lines
+from rankfall.reproductions import textbook
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:

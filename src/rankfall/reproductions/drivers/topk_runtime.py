@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.benchmarks.cases import TABLES, Shape
-from rankfall.benchmarks.measure import cpu_seconds, time_in_turns
-from rankfall.benchmarks.operator_sweep import MAX_BYTES
+from rankfall.benchmarks.operators import OPERATORS
+from rankfall.benchmarks.timing import MAX_BYTES, Shape, cpu_seconds, time_in_turns
 from rankfall.reporting.figures import Lines
+from rankfall.reproductions import textbook
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.benchmarks.measure import Step
+    from rankfall.benchmarks.timing import Step
     from rankfall.reproductions.paper_schema import Number, TopkRuntime
     from rankfall.reproductions.task import Task
 
     Times = Mapping[str, Mapping[Number, float]]  # milliseconds for each operator and length
 
 OURS, TEXTBOOK = "rankfall", "textbook"
-CASES = {OURS: "ops", TEXTBOOK: "ops textbook"}
+CASES = {OURS: OPERATORS, TEXTBOOK: textbook.CASES}
 FORWARD, BOTH = "forward", "forward + backward"
 GROWTH = 4  # no operator grows faster than n^4, so that a pass that would take too long can be left out
 PUBLISHED = "milliseconds"
@@ -82,7 +82,7 @@ def _measure(
     measured: dict[str, tuple[str, str]] = {}
     for code, table in CASES.items():
         for row, name in reproduction.operators.items():
-            case, keys = TABLES[table][name], [f"{code}, {what}" for what in (FORWARD, BOTH)]
+            case, keys = table[name], [f"{code}, {what}" for what in (FORWARD, BOTH)]
             if case.bytes(shape) <= MAX_BYTES and _expected(before[keys[1]][row], length) <= longest_pass:
                 for key, step in zip(keys, passes(case.run, shape, task.seed), strict=True):
                     steps[f"{key}: {row}"], measured[f"{key}: {row}"] = step, (key, row)
