@@ -205,8 +205,8 @@ def _remove(pattern: str) -> Callable[[Path], None]:
 
 def _relabel(source: Path) -> None:
     path = source / "features46_S1.txt"
-    (label, *rest), *lines = read_lines(path)
-    write_lines(path, [((label + 1) % 3, *rest), *lines])
+    (label, qid, docid, values), *lines = read_lines(path)
+    write_lines(path, [((label + 1) % 3, qid, docid, values), *lines])
 
 
 def _cut(path: Path) -> None:
