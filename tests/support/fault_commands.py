@@ -161,16 +161,13 @@ COMMANDS = (
 def reduce_work(graphs: Path) -> None:
     """Let the commands of this process do less of the work that writes nothing, for runs with many faults.
 
-    A demonstration simulates few requests, and a diagnosis measures gradients on few items. The graph of a model is
-    traced once; further commands read it in `graphs`.
+    A demonstration simulates few requests. The graph of a model is traced once; further commands read it in `graphs`.
     """
     import onnx
     import torch
 
     from rankfall import demo
-    from rankfall.studies.diagnosis import operator_conflict
 
-    operator_conflict.MOST_ITEMS, operator_conflict.MOST_LISTS = 20, 2
     demo.QUICK = demo.Size(days=3, requests_per_day=8, epochs=1, batch=8, seeds=1)
     graphs.mkdir()
     export = torch.onnx.export
