@@ -1,4 +1,4 @@
-"""Value, feedback and both names of metrics in comparisons and streams."""
+"""Value, feedback and names of metrics in comparisons and streams."""
 
 from __future__ import annotations
 
