@@ -116,7 +116,7 @@ experiments: .venv/.dev
 	$(foreach name,mq2007 mslr_sample clueweb09,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
 	test -d prepared/recflow-like || $(BIN)/rankfall simulate prepared/recflow-like --preset recflow-like --seed 1
 	test -d prepared/recflow-like-3 || $(BIN)/rankfall simulate prepared/recflow-like-3 --preset recflow-like-3 --seed 1
-	test -d prepared/mq2007-funnel || $(BIN)/rankfall prepare mq2007 $(RANKFALL_DATA)/mq2007 --out prepared/mq2007-funnel
+	test -d prepared/mq2007-funnel || $(BIN)/rankfall prepare rows --spec examples/mq2007/spec.yaml --out prepared/mq2007-funnel
 	$(foreach name,recflow_like recflow_like_3 mq2007_funnel,$(BIN)/rankfall compare experiments/$(name).yaml --out runs/$(name) --jobs 2;)
 	$(foreach preset,recflow-like recflow-noisy recflow-like-3,test -d prepared/$(preset)-1500 || \
 	  $(BIN)/rankfall simulate prepared/$(preset)-1500 --preset $(preset) --seed 1 --requests-per-day 1500;)

@@ -392,8 +392,6 @@ def test_prepare_letor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     capsys.readouterr()
     assert command("prepare", "letor", f"S1={file}", "--check", "--json") == 1
     assert as_json(check) == json.loads(capsys.readouterr().out)
-    with pytest.raises(ValueError, match="check: found with the layout mq2007, expected the layout rows or letor or"):
-        rf.prepare(tmp_path, layout="mq2007", check=True)
 
 
 def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

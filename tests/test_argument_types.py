@@ -49,7 +49,7 @@ FAILS: dict[str, dict[str, Any]] = {  # functions of the API, with arguments for
     "export": {"run": "missing", "out": "out"},
     "join": {"directory": "missing", "out": "out", "spec": "missing.yaml"},
     "plan": {"run": "missing"},
-    "prepare": {"source": "missing", "out": "out", "layout": "movielens"},
+    "prepare": {"source": "missing", "out": "out", "layout": "recflow"},
     "report": {"directory": "missing"},
     "reproduce": {"name": "missing"},
     "simulate": {"out": "out", "preset": "missing"},

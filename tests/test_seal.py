@@ -308,9 +308,7 @@ def test_a_run_that_is_trained_has_only_files_that_stay_in_its_manifest(
     with verification(on_notice=said.append):
         read_config(tmp_path / "run")
         read_config(tmp_path / "run")
-    assert said == [
-        f"{tmp_path / 'run'} has no manifest.json, as runs of earlier releases: its files cannot be verified"
-    ]
+    assert said == [f"{tmp_path / 'run'} has no manifest.json: its files cannot be verified"]
 
 
 # --- the functions --------------------------------------------------------------------------------------------------

@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 TEMPORARY, UNFINISHED, REPLACED, DELETED = ".tmp", ".unfinished", ".replaced", ".deleted"
 CREATION_SECONDS = 0.1  # between the creation of a temporary file and its lock
-# eight random characters; earlier releases used the number of the process for files
-_PATTERN = re.compile(
-    r"\.(?P<name>.+)\.(?:[0-9a-z_]{8}|[0-9]+)(?P<kind>\.tmp|\.unfinished|\.replaced|\.deleted)", re.DOTALL
-)
+_PATTERN = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8}(?P<kind>\.tmp|\.unfinished|\.replaced|\.deleted)", re.DOTALL)
 
 
 class LeftoverWarning(RankfallWarning):

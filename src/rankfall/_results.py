@@ -1,7 +1,7 @@
 """Results as frozen dataclasses with one JSON form each.
 
 The JSON form has the fields of a class as keys, in the order of the class. NaN is written as null. A field whose
-default is None is left out while it is None. Other defaults are for files that were written before the field existed.
+default is None is left out while it is None.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Result:
         """Build the result from its JSON form.
 
         Args:
-            content: what :meth:`to_json` returns, or an older version of it.
+            content: what :meth:`to_json` returns.
             where: name of the source for error messages, such as the path of a file.
 
         Raises:

@@ -55,7 +55,7 @@ def write_manifest(file: Path, manifest: Mapping[str, Any], key: str = SEAL) -> 
 
 
 def check_seal(file: Path, manifest: Mapping[str, Any], *, remedy: str, key: str = SEAL) -> None:
-    """Compare a manifest with its seal. A manifest without one is noted: earlier releases wrote none.
+    """Compare a manifest with its seal. A manifest without one is noted.
 
     Args:
         file: The file of the manifest, for messages.
@@ -67,7 +67,7 @@ def check_seal(file: Path, manifest: Mapping[str, Any], *, remedy: str, key: str
         ValueError: If the manifest has changed since it was sealed.
     """
     if key not in manifest:
-        note(f"{file} has no seal, as manifests of earlier releases: changes of this file cannot be noticed")
+        note(f"{file} has no seal: changes of this file cannot be noticed")
     elif manifest[key] != seal(manifest, key):
         raise ValueError(f"path: {file} has changed since it was written: its seal does not match; {remedy}")
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 FORMAT = "rankfall checkpoint"
 VERSION = 2
-WITHOUT_CHECKSUMS = 1  # an older version that can still be read
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -103,13 +102,12 @@ def read_checkpoint(
         raise ValueError(f"{path} does not exist, expected a checkpoint") from None
     except (SafetensorError, ValueError) as error:  # but not OSError, which is no statement about the file's content
         raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
-    if about.get("format") != FORMAT or about.get("version") not in (VERSION, WITHOUT_CHECKSUMS):
+    if about.get("format") != FORMAT or about.get("version") != VERSION:
         raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
     checksum, stored = about.pop("checksum", None), about.get("tensors", {})
-    if checksum is not None or about["version"] != WITHOUT_CHECKSUMS:
-        intact = _checksum(about) == checksum and set(stored) == names
-        if not intact or any(stored[name] != found for name, found in _checksums(tensors).items()):
-            raise ValueError(f"{path} is damaged: its checksums do not match its content")
+    intact = _checksum(about) == checksum and set(stored) == names
+    if not intact or any(stored[name] != found for name, found in _checksums(tensors).items()):
+        raise ValueError(f"{path} is damaged: its checksums do not match its content")
     about.pop("tensors", None)
     return tensors, about
 

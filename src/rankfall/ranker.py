@@ -30,7 +30,7 @@ from rankfall._yaml_config import ConfigError, leaves
 from rankfall.data.lists.arrays import QID, eval_pairs, per_set, split_of, to_column, to_offsets
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.data.lists.table_columns import Column, TableEncoding
+from rankfall.data.lists.table_columns import TableEncoding
 from rankfall.losses import GradeSoftmaxLoss
 from rankfall.metrics.named import forms, parse
 from rankfall.models import FeatureScaling
@@ -547,11 +547,7 @@ class Ranker:
         # weights do not depend on the loss, whose code is not imported
         draft = cls(**{**about["arguments"], "loss": "softmax_loss"})
         named = about["names"] is not None
-        if "columns" in about:
-            encoding = TableEncoding.load(about["columns"], named=named)
-        else:  # an older file, of a ranker of numbers only
-            names = about["names"] if named else map(str, range(about["features"]))
-            encoding = TableEncoding([Column(name) for name in names], named)
+        encoding = TableEncoding.load(about["columns"], named=named)
         with stored_code(path, trust=trust), torch.random.fork_rng(devices=[]):  # initial weights are replaced
             config = draft._config("ndcg", NOT_VALIDATED)
             scaling = FeatureScaling.identity(encoding.width, log1p=config.data.log1p)

@@ -118,7 +118,7 @@ def read_lists(content: bytes, folder: Path, original: Path) -> None:
 
 
 def _notes_allowed() -> AbstractContextManager[None]:
-    """Return the context of code that may note that a manifest has no seal: those of earlier releases have none."""
+    """Return the context of code that may note that a manifest has no seal."""
     return verification(on_notice=str)
 
 

@@ -549,10 +549,10 @@ def test_published_shapes_of_industrial_networks(preset: str, kind: str, expecte
 
 
 @pytest.mark.parametrize("kind", ["two_tower", "mlp", "din"])
-def test_later_options_leave_weights_and_descriptions_as_they_were(kind: str) -> None:
+def test_the_default_initialisation_is_that_of_torch(kind: str) -> None:
     torch.manual_seed(3)
     model = KINDS[kind](FEATURES)  # type: ignore[call-arg]
-    assert not {"init", "norm_momentum"} & set(model.config())
+    assert {"init": "default", "norm_momentum": 0.1}.items() <= model.config().items()
     linears = [part for part in model.modules() if isinstance(part, nn.Linear)]
     torch.manual_seed(3)
     for table in model.embedding.tables.values():

@@ -87,4 +87,4 @@ def test_the_direction_is_read_without_running_the_code(here: Path, own: str) ->
 
 def test_paths_may_hold_any_character() -> None:
     assert split_cutoffs("/a@b/c:d/own.py:rbp@0.8") == ("/a@b/c:d/own.py:rbp", ["0.8"])
-    assert shown_name("ranking//a@b/own.py:rbp@0.8") == "ranking/alone/own.py:rbp@0.8"
+    assert shown_name("ranking/alone//a@b/own.py:rbp@0.8") == "ranking/alone/own.py:rbp@0.8"

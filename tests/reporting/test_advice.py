@@ -50,14 +50,13 @@ def plan(chosen: Sequence[int], gain: tuple[float, float, float], cost_ratio: fl
 
 def diagnosis(*texts: str) -> Diagnosis:
     findings = [Finding("stage", "ranking", text, Estimate(0.1, 0.05, 0.15)) for text in texts]
-    empty: dict[str, Any] = {"stages": [], "agreement": [], "gradient_conflict": [], "worst_requests": []}
+    empty: dict[str, Any] = {"stages": [], "agreement": [], "worst_requests": []}
     return Diagnosis(
         split="test",
         requests=10,
         all_items=False,
         joint_recall=Estimate(0.5, 0.4, 0.6),
         findings=findings,
-        survival_bound=None,
         **empty,
     )
 

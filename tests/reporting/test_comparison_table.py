@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STAGES = ("retrieval", "pre_ranking", "ranking")
-METRICS = ["joint_recall", *(f"{stage}/{what}" for stage in STAGES for what in ("recall", "ndcg", "lost"))]
+METRICS = ["joint_recall", *(f"{stage}/{what}" for stage in STAGES for what in ("alone/recall", "alone/ndcg", "lost"))]
 METHODS = ["BCE, all samples", "LCRON, DFTopK", "FS-LambdaLoss"]
 
 

@@ -75,7 +75,7 @@ def test_the_funnel_comes_first_and_every_figure_once() -> None:
     assert found["ranking"][2].startswith(f"{short(second.kept.value)} [")
     assert found["joint_recall ↑"][0] == f"{summary.metrics['joint_recall']:.4f}"
     assert found["joint_recall ↑"][3] == "47"
-    assert found["retrieval/alone/arp ↓"][0] == f"{summary.metrics['retrieval/arp']:.4f}"
+    assert found["retrieval/alone/arp ↓"][0] == f"{summary.metrics['retrieval/alone/arp']:.4f}"
     assert {"joint_value ↑", "joint/revenue ↑", "retrieval/revenue ↑", "ranking/alone/recall ↑"} <= set(found)
     assert not {"retrieval/recall ↑", "ranking/revenue ↑", "ranking/value ↑", "retrieval/lost ↓"} & set(found)
     assert text.index("kept ↑") < text.index("joint_recall") < text.index("retrieval/alone/recall")

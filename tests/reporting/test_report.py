@@ -212,7 +212,7 @@ def test_training_is_drawn_epoch_by_epoch(cascade: Path) -> None:
     first, last = lines[0]["loss"], lines[-1]["loss"]
     assert f"loss from {first:.4f} to {last:.4f}" in loss.attrib["aria-label"]
     assert (float(dots[0].attrib["cy"]) < float(dots[2].attrib["cy"])) == (first > last)  # higher is further up
-    recalls = [lines[-1]["validation"][f"{stage}/recall"] for stage in ("retrieval", "ranking")]
+    recalls = [lines[-1]["validation"][f"{stage}/alone/recall"] for stage in ("retrieval", "ranking")]
     assert all(f"to {recall:.4f}" in validation.attrib["aria-label"] for recall in recalls)
 
 
@@ -485,12 +485,12 @@ def test_one_seed_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_page_leads_with_the_metric_of_the_training_runs(tmp_path: Path) -> None:
-    result = replace(compared(), metric="ranking/recall")
+    result = replace(compared(), metric="ranking/alone/recall")
     found = read(result, tmp_path)
     assert found.table("method")[0][1] == "ranking/alone/recall"
     assert "ranking/alone/recall" in found.headings
     assert found.pictures[1].attrib["aria-label"].startswith("ranking/alone/recall of each method")
-    means = {method.name: method.metrics["ranking/recall"].mean for method in result.methods}
+    means = {method.name: method.metrics["ranking/alone/recall"].mean for method in result.methods}
     assert f"{max(means, key=lambda name: means[name])} has the best ranking/alone/recall" in found.words
 
 

@@ -13,21 +13,23 @@ from rankfall import ops
 from rankfall.losses import topk_bce_loss
 from rankfall.reproductions.catalogue import find_reproduction, run
 from rankfall.reproductions.drivers import temperature_effect
-from rankfall.reproductions.drivers.topk_runtime import BOTH, CASES, FORWARD
-from rankfall.reproductions.list_data import DataSource
-from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
-from rankfall.reproductions.synthetic_lists import make_lists
-from rankfall.reproductions.task import Report, Size, Task
-from rankfall.studies.diagnosis import operator_conflict
-from rankfall.studies.diagnosis.operator_conflict import (
+from rankfall.reproductions.drivers.gradient_conflict import (
     BOUNDARY,
     BOUNDARY_BCE,
     CANCELLED,
     LOWERED,
     MEASURES,
+    ROW_CONFLICT,
     ROW_LOWERED,
     WRONG,
+    measure,
+    of_rows,
 )
+from rankfall.reproductions.drivers.topk_runtime import BOTH, CASES, FORWARD
+from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
+from rankfall.reproductions.synthetic_lists import make_lists
+from rankfall.reproductions.task import Report, Size, Task
 from support.reproductions import check_figures, check_report, load
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ def test_conflict_is_what_finite_differences_show(name: str, k: int) -> None:
         lowered += list(gradient[chosen] > 1e-7)
         boundary = np.argsort(-s)[k - 1 : k + 1]
         on_boundary, total = on_boundary + abs(gradient[boundary]).sum(), total + abs(gradient).sum()
-    found = operator_conflict.measure(OPTIONS[name], scores, relevant, k)
+    found = measure(OPTIONS[name], scores, relevant, k)
     assert found[LOWERED] == pytest.approx(np.mean(lowered))
     assert found[BOUNDARY] == pytest.approx(on_boundary / total, rel=1e-4)
 
@@ -129,10 +131,10 @@ def test_the_cross_entropy_is_measured_where_as_many_items_are_relevant() -> Non
         wrong += list(np.where(chosen, gradient > 1e-7, gradient < -1e-7))
         boundary = np.argsort(-s)[2:4]
         on_boundary, total = on_boundary + abs(gradient[boundary]).sum(), total + abs(gradient).sum()
-    found = operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, 3)
+    found = measure(OPTIONS["dftopk"], scores, relevant, 3)
     assert found[WRONG] == pytest.approx(np.mean(wrong))
     assert found[BOUNDARY_BCE] == pytest.approx(on_boundary / total, rel=1e-4)
-    assert WRONG not in operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, 6)
+    assert WRONG not in measure(OPTIONS["dftopk"], scores, relevant, 6)
 
 
 def test_rows_have_opposite_gradients_as_finite_differences_show() -> None:
@@ -147,10 +149,41 @@ def test_rows_have_opposite_gradients_as_finite_differences_show() -> None:
         )
         lowered += list((rows > 1e-7).flatten())
         parts, sums = parts + abs(rows).sum(), sums + abs(rows.sum(0)).sum()
-    found = operator_conflict.measure(OPTIONS["neural_sort, exact"], scores, relevant, k)
+    found = measure(OPTIONS["neural_sort, exact"], scores, relevant, k)
     assert found[ROW_LOWERED] == pytest.approx(np.mean(lowered))
     assert found[CANCELLED] == pytest.approx(1 - sums / parts, abs=1e-4)
-    assert CANCELLED not in operator_conflict.measure(OPTIONS["dftopk"], scores, relevant, k)
+    assert CANCELLED not in measure(OPTIONS["dftopk"], scores, relevant, k)
+
+
+def soft_sort(s: np.ndarray, tau: float) -> np.ndarray:
+    """SoftSort, entry by entry."""
+    logits = np.array([[-abs(a - b) / tau for b in s] for a in sorted(s, reverse=True)])
+    shares = np.exp(logits)
+    return np.asarray(shares / shares.sum(1, keepdims=True))
+
+
+def test_rows_conflict_as_finite_differences_show() -> None:
+    generator = torch.Generator().manual_seed(2)
+    scores = torch.randn(12, 9, generator=generator, dtype=torch.double)
+    relevant = torch.rand(12, 9, generator=generator).argsort(-1) < 3
+    conflicts, lowered, parts, sums = [], [], 0.0, 0.0
+    for s, chosen in zip(scores.numpy(), relevant.numpy(), strict=True):
+        rows = []
+        for row in range(5):
+            gradient = []
+            for item in np.flatnonzero(chosen):
+                step = np.zeros(9)
+                step[item] = 1e-6
+                ends = [-soft_sort(s + sign * step, 0.8)[row, chosen].sum() for sign in (1, -1)]
+                gradient.append((ends[0] - ends[1]) / 2e-6)
+            rows.append(gradient)
+            conflicts.append(max(gradient) > 1e-8 and min(gradient) < -1e-8)
+            lowered += [value > 1e-8 for value in gradient]
+        parts, sums = parts + np.abs(rows).sum(), sums + np.abs(np.sum(rows, 0)).sum()
+    found = of_rows({"name": "soft_sort", "tau": 0.8, "gradient": "rows"}, scores, relevant, 5)
+    assert found[ROW_CONFLICT] == pytest.approx(np.mean(conflicts))
+    assert found[ROW_LOWERED] == pytest.approx(np.mean(lowered))
+    assert found[CANCELLED] == pytest.approx(1 - sums / parts, abs=1e-4)
 
 
 def test_relevant_items_have_higher_scores_at_random_places() -> None:
@@ -166,7 +199,7 @@ def test_the_conflict_of_neuralsort_comes_from_its_constant_normaliser() -> None
     conflict = load(GradientConflict, "dftopk-figure2")
     scores, relevant = make_lists(conflict.lists.model_copy(update={"lists": 300}), seed=0)
     shares = {
-        name: [operator_conflict.measure(options, scores, relevant, k)[LOWERED] for k in (10, 20, 30)]
+        name: [measure(options, scores, relevant, k)[LOWERED] for k in (10, 20, 30)]
         for name, options in conflict.operators.items()
         if name in ("NeuralSort, gradient of LCRON's code", "NeuralSort, exact gradient", "exact sigmoid", "DFTopK")
     }
@@ -225,8 +258,8 @@ def test_the_effect_of_the_temperature_is_what_finite_differences_show(tau: floa
 def test_a_higher_temperature_is_softer_and_reaches_more_items(tmp_path: Path) -> None:
     report = small_run("dftopk-figure3", tmp_path)
     values = list(report.results["values"].values())
-    for measure in (temperature_effect.DISTANCE, temperature_effect.SCALED, temperature_effect.REACHED):
-        curve = [found[measure] for found in values]
+    for name in (temperature_effect.DISTANCE, temperature_effect.SCALED, temperature_effect.REACHED):
+        curve = [found[name] for found in values]
         assert curve == sorted(curve)
     raw = [found[temperature_effect.GRADIENT] for found in values]
     assert raw == sorted(raw, reverse=True)  # with respect to the scores themselves

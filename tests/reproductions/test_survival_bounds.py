@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from rankfall.metrics.cascade_survival import CLAIMS, check_claims, survival_of
 from rankfall.ops import topk
 from rankfall.reproductions.catalogue import run
+from rankfall.reproductions.drivers.survival_bounds import CLAIMS, check_claims, survival_of
 from rankfall.reproductions.list_data import DataSource
 from rankfall.reproductions.paper_schema import SurvivalBounds
 from rankfall.reproductions.task import Size, Task

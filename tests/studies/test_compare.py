@@ -435,7 +435,12 @@ def test_further_stage_metrics_test_again_without_training_again(tmp_path: Path)
     after = compare_methods(load_comparison(path), tmp_path / "out")
     assert (run / "checkpoints" / "best.safetensors").stat().st_mtime_ns == trained
     assert not list((run / "checkpoints").glob("step-*"))
-    further = ["retrieval/ndcg_linear@3", "retrieval/arp", "ranking/ndcg_linear@3", "ranking/arp"]
+    further = [
+        "retrieval/alone/ndcg_linear@3",
+        "retrieval/alone/arp",
+        "ranking/alone/ndcg_linear@3",
+        "ranking/alone/arp",
+    ]
     assert set(after.metrics) - set(before.metrics) == set(further)
     for metric in before.metrics:
         assert after.methods[0].metrics[metric] == before.methods[0].metrics[metric]
@@ -444,14 +449,13 @@ def test_further_stage_metrics_test_again_without_training_again(tmp_path: Path)
         make_plan(load_comparison(path), tmp_path / "other")
 
 
-def test_later_options_leave_names_of_runs_as_they_were(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_names_of_runs_follow_from_what_decides_the_weights(write: Callable[..., Path], tmp_path: Path) -> None:
     plan = make_plan(load_comparison(write()), tmp_path)
     run = next(runs[0] for (method, _), runs in plan.trials().items() if method == "softmax")
     content = run.config.model_dump(mode="json")
     content.pop("metrics")
     content["data"].pop("path")
-    content["model"].pop("init")
-    for key in ("checkpoint_every", "keep", "track", "mlflow", "device", "precision", "compile"):
+    for key in ("checkpoint_every", "keep", "track", "mlflow", "device", "compile"):
         content["training"].pop(key)
     text = json.dumps([content, plan.data_checksum], sort_keys=True)
     assert run.directory.name == f"softmax_loss-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

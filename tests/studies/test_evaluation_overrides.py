@@ -85,7 +85,7 @@ def test_quotas_days_and_relevant_items_can_change(trained: Path) -> None:
     assert wide.metrics["joint_recall"] > evaluate_run(trained).summary().metrics["joint_recall"]
     other = evaluate_run(trained, overrides=[f"data.test={DAYS[1]}"])
     assert other.qids == evaluate_run(trained, "valid").qids
-    assert evaluate_run(trained, overrides=["stage_metrics=[mrr]"]).summary().metrics["ranking/mrr"] > 0
+    assert evaluate_run(trained, overrides=["stage_metrics=[mrr]"]).summary().metrics["ranking/alone/mrr"] > 0
 
 
 def test_another_log_is_measured_and_never_replaces_the_evaluation(trained: Path, log: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_another_log_is_measured_and_never_replaces_the_evaluation(trained: Path
         ("objective.name=bce", "objective.name='bce'"),
         ("stages.0.model.dim=9", "stages.0.model.dim=9"),
         ("optimizer.lr=1", "optimizer.lr=1"),
-        ("training.metric=ranking/ndcg", "training.metric='ranking/ndcg'"),
+        ("training.metric=ranking/alone/ndcg", "training.metric='ranking/alone/ndcg'"),
         ("stages.1.name=x", "stages.1.name='x'"),
         ("data.negatives=4", "data.negatives=4"),
     ],
@@ -121,7 +121,7 @@ def test_what_was_trained_cannot_change(trained: Path, override: str, message: s
 
 
 def test_the_metric_of_early_stopping_need_not_be_measured(log: Path) -> None:
-    config = validate_cascade(content(log, training={"metric": "ranking/ndcg"}))
+    config = validate_cascade(content(log, training={"metric": "ranking/alone/ndcg"}))
     assert with_evaluation_overrides(config, ["data.length=all"]).model_dump()["data"]["length"] == "all"
     assert with_evaluation_overrides(config, []) == config
 

@@ -60,15 +60,6 @@ def test_nan_is_null_and_an_unset_field_is_left_out() -> None:
     assert math.isnan(EvaluationSummary.from_json(content).metrics["ndcg"])
 
 
-def test_files_of_before_a_field_existed_load() -> None:
-    content = compared().to_json()
-    del content["unit"]
-    assert ComparisonResult.from_json(content).unit == "queries"
-    content = streamed(days=3).to_json()
-    del content["refused"]
-    assert StreamResult.from_json(content).refused == []
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

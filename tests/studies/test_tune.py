@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from rankfall.studies.search_space import Search
     from rankfall.training.config.load_config import TrainConfig
     from support.forks import Forks
 
@@ -453,24 +452,12 @@ def test_a_directory_that_holds_something_else_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_search_of_an_earlier_version_continues(
-    write: Callable[..., Path],
-    fake: Callable[[Fake], list[TrainConfig]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_search_with_another_model_is_another_search(
+    write: Callable[..., Path], fake: Callable[[Fake], list[TrainConfig]], tmp_path: Path
 ) -> None:
     fake(peak)
     out, model = tmp_path / "out", {"kind": "mlp", "hidden": [4]}
-    begun = tuning._begun
-
-    def without_later_options(search: Search) -> dict[str, Any]:
-        content = begun(search)
-        del content["config"]["model"]["init"]
-        return content
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tuning, "_begun", without_later_options)
-        tune(load_search(write(trials=1, model=model)), out)
+    tune(load_search(write(trials=1, model=model)), out)
     assert len(tune(load_search(write(trials=2, model=model)), out).trials) == 2
     with pytest.raises(ConfigError, match=r"model\.init was 'default' and is 'he'"):
         tune(load_search(write(trials=2, model=model | {"init": "he"})), out)

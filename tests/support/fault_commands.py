@@ -109,10 +109,6 @@ COMMANDS = (
         whole=True,
     ),
     Command(
-        "prepare movielens", "prepare movielens ml --days 2 --block 4 --sample 2 --out films", out="films", whole=True
-    ),
-    Command("prepare mq2007", "prepare mq2007 mq --out mq-log", out="mq-log", whole=True),
-    Command(
         "train cascade", "train cascade.yaml --out run", ("simulate",), "train cascade.yaml --out run --resume", "run"
     ),
     Command("train --force", "train cascade.yaml --out run --seed 3 --force", ("simulate", "train cascade"), out="run"),
@@ -165,16 +161,13 @@ COMMANDS = (
 def reduce_work(graphs: Path) -> None:
     """Let the commands of this process do less of the work that writes nothing, for runs with many faults.
 
-    A demonstration simulates few requests, and a diagnosis measures gradients on few items. The graph of a model is
-    traced once; further commands read it in `graphs`.
+    A demonstration simulates few requests. The graph of a model is traced once; further commands read it in `graphs`.
     """
     import onnx
     import torch
 
     from rankfall import demo
-    from rankfall.studies.diagnosis import operator_conflict
 
-    operator_conflict.MOST_ITEMS, operator_conflict.MOST_LISTS = 20, 2
     demo.QUICK = demo.Size(days=3, requests_per_day=8, epochs=1, batch=8, seeds=1)
     graphs.mkdir()
     export = torch.onnx.export
@@ -201,8 +194,6 @@ def write_inputs(directory: Path) -> None:
         (directory / f"{name}.txt").write_text(_letor(draw, 4))
     _write_shop(directory, draw)
     _write_records(directory, draw)
-    _write_movielens(directory / "ml", draw)
-    _write_mq2007(directory / "mq", draw)
     training = {"epochs": 2, "batch": 8}
     data = {"path": "log", "train": DAYS[0], "valid": DAYS[1], "test": DAYS[2], "negatives": 2}
     cascade = {"data": data, "relevant": 5, "stages": STAGES, "objective": {"name": "bce"}, "training": training}
@@ -293,31 +284,3 @@ def _write_records(directory: Path, draw: random.Random) -> None:
     }
     (directory / "join.yaml").write_text(json.dumps(spec))
     (directory / "goods.csv").write_text("item,price\n" + "".join(f"{item},{item}.5\n" for item in range(9)))
-
-
-def _write_movielens(directory: Path, draw: random.Random) -> None:
-    directory.mkdir()
-    films, users = range(1, 40), range(1, 5)
-    ratings = [
-        f"{user}::{film}::{draw.randint(1, 5)}::{956_703_932 + 3600 * (12 * user + number)}"
-        for user in users
-        for number, film in enumerate(draw.sample(films, 12))
-    ]
-    (directory / "ratings.dat").write_text("\n".join(ratings) + "\n")
-    (directory / "users.dat").write_text("".join(f"{user}::F::25::3::12345\n" for user in users))
-    (directory / "movies.dat").write_text("".join(f"{film}::Film {film} (1999)::Drama\n" for film in films))
-
-
-def _write_mq2007(directory: Path, draw: random.Random) -> None:
-    directory.mkdir()
-    for part in range(1, 6):
-        both: dict[str, list[str]] = {"systems21": [], "features46": []}
-        for query in (2 * part, 2 * part + 1):
-            for document in range(5):
-                label, comment = draw.randint(0, 2), f"#docid = D{query}-{document} inc = 1 prob = 0.5"
-                for name, lines in both.items():
-                    size = int(name[-2:])
-                    values = " ".join(f"{number}:{draw.randint(1, 9)}" for number in range(1, size + 1))
-                    lines.append(f"{label} qid:{query} {values} {comment}")
-        for name, lines in both.items():
-            (directory / f"{name}_S{part}.txt").write_text("\n".join(lines) + "\n")

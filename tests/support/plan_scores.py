@@ -53,15 +53,11 @@ def random_scores(
     )
 
 
-def survivors(scores: StageScores, request: int, keeps: Sequence[int | float], least: int = 1) -> list[list[int]]:
-    """Return the items that each stage keeps, by a loop: the best up to an int, or those of at least a float."""
+def survivors(scores: StageScores, request: int, quotas: Sequence[int]) -> list[list[int]]:
+    """Return the items that each stage keeps, by a loop."""
     alive = [item for item in range(scores.mask.shape[1]) if scores.mask[request, item]]
     kept = []
-    for stage, keep in zip(scores.scores, keeps, strict=True):
-        ordered = sorted(alive, key=lambda item: -float(stage[request, item]))
-        count = (
-            keep if isinstance(keep, int) else max(least, sum(float(stage[request, item]) >= keep for item in alive))
-        )
-        alive = ordered[:count]
+    for stage, quota in zip(scores.scores, quotas, strict=True):
+        alive = sorted(alive, key=lambda item: -float(stage[request, item]))[:quota]
         kept.append(alive)
     return kept

@@ -90,7 +90,7 @@ def _summary(stages: Sequence[str], methods: Sequence[str], seeds: int, rng: tor
         joint, *lost = shares / shares.sum(0)
         metrics = {JOINT: joint}
         for stage, share in zip(stages, lost, strict=True):
-            metrics |= {f"{stage}/recall": 1 - share, f"{stage}/ndcg": joint, f"{stage}/lost": share}
+            metrics |= {f"{stage}/alone/recall": 1 - share, f"{stage}/alone/ndcg": joint, f"{stage}/lost": share}
         values[method] = metrics
     first = values[methods[0]]
     chance = {name: of.mean(0) for name, of in first.items()}

@@ -29,10 +29,7 @@ from rankfall.training.cascade_metrics import (
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.cascade_metric_names import (
     RESERVED,
-    measured_name,
     shown_name,
-    with_both_names,
-    with_one_name,
 )
 from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
@@ -206,7 +203,7 @@ def test_processes_measure_what_one_process_measures(sized_log: Path) -> None:
 
 
 def test_ndcg_value_has_the_relevance_as_gain(sized_log: Path) -> None:
-    found = measured_on(sized_log, further=["ndcg_value@4"]).values["second/ndcg_value@4"]
+    found = measured_on(sized_log, further=["ndcg_value@4"]).values["second/alone/ndcg_value@4"]
     discounts = 1 / np.log2(np.arange(2, 6))
     for i, row in enumerate(ImpressionLog.load(sized_log).days[DAYS[1]].table().to_pylist()):
         order = sorted(range(len(row["item"])), key=lambda j: -math.cos(row["item"][j] * 5))
@@ -249,8 +246,8 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     cascade = make_cascade(config, log.features)
     found = measure_cascade.measure(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
-    assert "retrieval/recall" in found.values
-    assert not {"retrieval/ndcg", "ranking/recall", "ranking/ndcg"} & set(found.values)
+    assert "retrieval/alone/recall" in found.values
+    assert not {"retrieval/alone/ndcg", "ranking/alone/recall", "ranking/alone/ndcg"} & set(found.values)
     items = len(loader.catalogue(DAYS[2]))
     assert set(found.ranked.tolist()) == {items}
     retrieval, ranking = Evaluation.of_cascade([""] * len(found.ranked), found).summary().funnel or []
@@ -309,23 +306,19 @@ def test_wrong_names_of_metrics_are_refused(sized_log: Path, changes: dict[str, 
         validate_cascade(content(sized_log, **changes))
 
 
-def test_both_names_of_a_metric_are_accepted(sized_log: Path) -> None:
-    for metric in ("ranking/recall", "ranking/alone/recall"):
-        config = validate_cascade(content(sized_log, training={"metric": metric}))
-        assert config.training.metric == "ranking/recall"
+def test_metrics_of_a_stage_and_of_feedback_are_accepted(sized_log: Path) -> None:
+    config = validate_cascade(content(sized_log, training={"metric": "ranking/alone/recall"}))
+    assert config.training.metric == "ranking/alone/recall"
     feedback = {"click": "rate"}
     for metric in ("joint/click", "retrieval/click"):
         config = validate_cascade(content(sized_log, feedback=feedback, training={"metric": metric}))
         assert config.training.metric in config.metrics
+    with pytest.raises(ConfigError, match="found 'ranking/recall', expected joint_recall, STAGE/alone/recall"):
+        validate_cascade(content(sized_log, training={"metric": "ranking/recall"}))
 
 
-def test_every_metric_of_a_stage_alone_has_a_second_name() -> None:
+def test_feedback_cannot_have_the_name_of_a_metric() -> None:
     words = {form.partition("@")[0] for form in forms()}
     assert words <= RESERVED
-    figures = {f"ranking/{word}": 1.0 for word in words} | {"ranking/lost": 0.0, "joint/click": 0.5, "ndcg@10": 0.1}
-    both = with_both_names(figures)
-    assert set(both) - set(figures) == {f"ranking/alone/{word}" for word in words}
-    assert with_one_name(both) == figures
-    for name in figures:
-        assert measured_name(shown_name(name)) == name
-        assert shown_name(shown_name(name)) == shown_name(name)
+    figures = {*(f"ranking/alone/{word}" for word in words), "ranking/lost", "joint/click", "ndcg@10"}
+    assert {shown_name(name) for name in figures} == figures

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def test_resume_starts_new_run_in_empty_directory(tmp_path: Path) -> None:
     left = tmp_path / "killed before it had begun"
     (left / "checkpoints").mkdir(parents=True)
-    (left / ".config.yaml.123.tmp").touch()
-    (left / "checkpoints" / ".step-000000001.safetensors.123.tmp").touch()
+    (left / ".config.yaml.00000123.tmp").touch()
+    (left / "checkpoints" / ".step-000000001.safetensors.00000123.tmp").touch()
     (tmp_path / "empty").mkdir()
     with pytest.warns(LeftoverWarning, match="removed"):
         train(contents()["ranker"], left, resume=True)

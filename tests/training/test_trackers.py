@@ -101,7 +101,9 @@ def test_tensorboard_and_mlflow_hear_what_metrics_jsonl_has(log: Path, store: st
     out = tmp_path / "run"
     train(cascade_content(log, training=tracked), out)
     wanted = expected(out, batches=4)  # 2 days of 32 impressions in batches of 16
-    assert {"loss", "validation/joint_recall", "validation/ranking/recall", "impressions_per_second"} <= set(wanted)
+    assert {"loss", "validation/joint_recall", "validation/ranking/alone/recall", "impressions_per_second"} <= set(
+        wanted
+    )
     assert any(name.startswith("parts/") for name in wanted)
     assert any(name.startswith("trained/") for name in wanted)
     assert_same(tensorboard_curves(out), wanted, rel=1e-6)  # which has single precision

@@ -35,7 +35,6 @@ from rankfall.training.cascade_metrics import (
     published_gains,
 )
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.config.cascade_metric_names import with_one_name
 from rankfall.training.config.overrides import set_option
 from rankfall.training.learner import clip_gradients
 from rankfall.training.measure_cascade import measure
@@ -82,12 +81,12 @@ def test_measures_are_those_of_a_loop(log: Path) -> None:
         second = sorted(first, key=lambda item: -np.cos(item * 5))[:3]
         alone = sorted(row["item"], key=lambda item: -np.cos(item * 5))[:3]
         assert values["joint_recall"][i] == pytest.approx(len(relevant & set(second)) / 2)
-        assert values["a/recall"][i] == pytest.approx(len(relevant & set(first)) / 2)
-        assert values["b/recall"][i] == pytest.approx(len(relevant & set(alone)) / 2)
+        assert values["a/alone/recall"][i] == pytest.approx(len(relevant & set(first)) / 2)
+        assert values["b/alone/recall"][i] == pytest.approx(len(relevant & set(alone)) / 2)
         assert values["a/lost"][i] == pytest.approx(1 - len(relevant & set(first)) / 2)
         assert values["b/lost"][i] == pytest.approx(len(relevant & (set(first) - set(second))) / 2)
     assert chance["joint_recall"].tolist() == pytest.approx([3 / 11] * len(rows))
-    assert chance["a/recall"].tolist() == pytest.approx([6 / 11] * len(rows))
+    assert chance["a/alone/recall"].tolist() == pytest.approx([6 / 11] * len(rows))
     assert chance["a/lost"].tolist() == pytest.approx([5 / 11] * len(rows))
     assert chance["b/lost"].tolist() == pytest.approx([3 / 11] * len(rows))
 
@@ -130,12 +129,12 @@ def test_further_metrics_of_a_stage_are_those_of_a_loop(log: Path) -> None:
         published = {one["item"]: 27 - place for place, one in enumerate(reversed(relevant))}
         gains = [published.get(one["item"], 5 + one["depth"]) for one in ranked]
         pairs = [(y, z) for y, z in itertools.combinations(grades, 2) if y != z]
-        assert values["a/ndcg_linear@3"][i] == pytest.approx(ndcg(grades))
-        assert values["a/ndcg@3"][i] == pytest.approx(ndcg([2**y - 1 for y in grades]))
-        assert values["a/ndcg_published@3"][i] == pytest.approx(ndcg(gains))
-        assert values["a/opa"][i] == pytest.approx(np.mean([y > z for y, z in pairs]))
-        assert values["a/arp"][i] == pytest.approx(np.average(range(1, len(grades) + 1), weights=grades))
-        assert chance["a/opa"][i] == 0.5
+        assert values["a/alone/ndcg_linear@3"][i] == pytest.approx(ndcg(grades))
+        assert values["a/alone/ndcg@3"][i] == pytest.approx(ndcg([2**y - 1 for y in grades]))
+        assert values["a/alone/ndcg_published@3"][i] == pytest.approx(ndcg(gains))
+        assert values["a/alone/opa"][i] == pytest.approx(np.mean([y > z for y, z in pairs]))
+        assert values["a/alone/arp"][i] == pytest.approx(np.average(range(1, len(grades) + 1), weights=grades))
+        assert chance["a/alone/opa"][i] == 0.5
 
 
 def test_published_gains_of_a_whole_impression_by_hand() -> None:
@@ -154,20 +153,21 @@ def test_published_gains_of_a_whole_impression_by_hand() -> None:
 
 
 def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) -> None:
-    config = config_for(log, stage_metrics=["ndcg_linear@3"], training={"metric": "ranking/ndcg_linear@3", "epochs": 1})
+    config = config_for(
+        log, stage_metrics=["ndcg_linear@3"], training={"metric": "ranking/alone/ndcg_linear@3", "epochs": 1}
+    )
     train(config, tmp_path / "run")
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(json.loads(line)["validation"])
+    assert {"retrieval/alone/ndcg_linear@3", "ranking/alone/ndcg_linear@3"} < set(json.loads(line)["validation"])
     summary = evaluate_run(tmp_path / "run").summary()
-    one_name = with_one_name(summary.metrics)
-    assert [name for name in one_name if not name.endswith("/survived")] == config.metrics
-    assert set(summary.metrics) - set(one_name) == {
+    assert [name for name in summary.metrics if not name.endswith("/survived")] == config.metrics
+    assert {name for name in summary.metrics if "/alone/" in name} == {
         f"{stage}/alone/{metric}"
         for stage in ("retrieval", "ranking")
         for metric in ("recall", "ndcg", "ndcg_linear@3")
     }
-    assert higher_is_better("a/ndcg_linear@3")
-    assert not higher_is_better("a/arp")
+    assert higher_is_better("a/alone/ndcg_linear@3")
+    assert not higher_is_better("a/alone/arp")
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,15 @@ def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) 
             "'ndcg_published@0'; expected ndcg_published or ndcg_published@k",
         ),
         ({"stage_metrics": ["ndcg"]}, "stage_metrics.0: found 'ndcg', .* expected ndcg_linear or ndcg@k"),
-        ({"training": {"metric": "ranking/opa"}}, r"'ranking/opa', expected .* stage_metrics \(which is empty\)"),
+        (
+            {"training": {"metric": "ranking/alone/opa"}},
+            r"'ranking/alone/opa', expected .* stage_metrics \(which is empty\)",
+        ),
         ({"training": {"metric": "ranking/lost"}}, "found 'ranking/lost', expected joint_recall"),
-        ({"stage_metrics": ["arp"], "training": {"metric": "ranking/arp"}}, "found 'ranking/arp', expected joint"),
+        (
+            {"stage_metrics": ["arp"], "training": {"metric": "ranking/alone/arp"}},
+            "found 'ranking/alone/arp', expected joint",
+        ),
     ],
 )
 def test_wrong_stage_metrics_are_explained(log: Path, changes: dict[str, Any], message: str) -> None:
@@ -345,7 +351,7 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
     assert run_command("evaluate", run, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["impressions"] == 60
-    of_stages = ("recall", "ndcg", "lost", "survived", "alone/recall", "alone/ndcg")
+    of_stages = ("lost", "survived", "alone/recall", "alone/ndcg")
     names = {"joint_recall", *(f"{s}/{m}" for s in ("retrieval", "ranking") for m in of_stages)}
     assert set(found["metrics"]) == set(found["chance"]) == set(found["intervals"]) == names
     assert found["chance"]["joint_recall"] == pytest.approx(2 / 11)
@@ -404,8 +410,12 @@ def test_train_and_evaluate_commands(log: Path, tmp_path: Path, capsys: pytest.C
             {"name": "bce", "min_depth": [0, 3]},
             "bce ranking would train on items from depth 3 on",
         ),
-        ("training.metric", "ranker/recall", "training.metric: found 'ranker/recall', the stages are"),
-        ("training.metric", "ndcg@10", "found 'ndcg@10', expected joint_recall, STAGE/recall or STAGE/ndcg"),
+        ("training.metric", "ranker/alone/recall", "training.metric: found 'ranker/alone/recall', the stages are"),
+        (
+            "training.metric",
+            "ndcg@10",
+            "found 'ndcg@10', expected joint_recall, STAGE/alone/recall or STAGE/alone/ndcg",
+        ),
         ("objective", {"name": "per_stage"}, "per_stage needs the option 'loss'"),
         (
             "objective",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.letor.recipe import Recipe
     from rankfall.data.sources.problems import DataCheck
 
-Layout = Literal["rows", "letor", "recflow", "movielens", "mq2007"]
+Layout = Literal["rows", "letor", "recflow"]
 Sources: TypeAlias = (
     "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, PathLike | Sequence[PathLike]]"
 )
@@ -144,11 +144,10 @@ def prepare(
 
     Args:
         source: Files or directories of rows, or their URLs (``s3://``, ``gs://``, ``file://``); none if `spec` names a
-            source. For ``layout="letor"`` a dictionary with the file or files of each split, for RecFlow, MovieLens and
-            MQ2007 their directory.
+            source. For ``layout="letor"`` a dictionary with the file or files of each split, for RecFlow its directory.
         out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
-            ``"movielens"`` or ``"mq2007"``, public data as they are published.
+            RecFlow as it is published.
         spec: For ``"rows"``: description of columns, stages and features, as a YAML file, a dictionary or a model.
         check: Read everything, write nothing, and return all problems of the data; for ``"rows"``, ``"letor"`` and
             ``"recflow"``.
@@ -199,7 +198,6 @@ def _check_arguments(
         raise ValueError("out: missing, expected a directory to write")
     for name, found, layouts in (
         ("spec", spec is not None, ("rows",)),
-        ("check", check, tuple(_CHECKS)),
         ("append", append, ("rows", "recflow")),
         ("engine", engine != "local", ("rows", "recflow")),
     ):
@@ -346,33 +344,10 @@ def _check_recflow(work: _Preparation) -> DataCheck:
     return check_recflow(work.directory(), engine=work.engine, on_progress=shown, **options)
 
 
-def _movielens(work: _Preparation) -> Any:
-    from rankfall.data.sources.movielens import prepare_movielens
-
-    return prepare_movielens(
-        work.directory(),
-        work.out,
-        force=work.force,
-        on_requests=lambda done, total: stepper(work.report)("requests", done, total),
-        **work.checked(prepare_movielens),
-    )
-
-
-def _mq2007(work: _Preparation) -> Any:
-    from rankfall.data.sources.mq2007 import prepare_mq2007, source_files
-
-    source, options = work.directory(), work.checked(prepare_mq2007)
-    total = sum(path.stat().st_size for path in source_files(source))
-    count = counter(work.report, "reading (bytes)")
-    return prepare_mq2007(source, work.out, force=work.force, on_read=lambda read: count(read, total), **options)
-
-
 _LAYOUTS: dict[str, Callable[[_Preparation], Any]] = {
     "rows": _rows,
     "letor": _letor,
     "recflow": _recflow,
-    "movielens": _movielens,
-    "mq2007": _mq2007,
 }
 _CHECKS: dict[str, Callable[[_Preparation], DataCheck]] = {
     "rows": _check_rows,

@@ -205,7 +205,7 @@ def _cascade_metric(name: str) -> tuple[str, str] | None:
     for form, definition in METRICS_OF_CASCADES.items():
         stage, slash, metric = form.partition("/")
         own, _, rest = name.partition("/")
-        if name == form or (stage == "STAGE" and slash and own and rest in (metric, metric.removeprefix("alone/"))):
+        if name == form or (stage == "STAGE" and slash and own and rest == metric):
             return form, definition
     return None
 

@@ -71,10 +71,10 @@ def plan(
 
     Computes the joint recall of a run for all quotas of a grid, exactly, from one pass of its models over the requests,
     and the cost of a request: the sum over stages of a fixed cost and a cost per item that enters the stage. Prints the
-    quotas that no others beat in both, the best ones for a budget or the cheapest ones for a recall, and what
-    thresholds per request would give instead. KEY=VALUE changes what is measured, as for evaluate; data.length=all
-    plans over all items, as they are served. Writes plan.json and the page report.html to the directory of the run;
-    --out writes plan.json to another directory, and leaves the run as it is.
+    quotas that no others beat in both, and the best ones for a budget or the cheapest ones for a recall. KEY=VALUE
+    changes what is measured, as for evaluate; data.length=all plans over all items, as they are served. Writes
+    plan.json and the page report.html to the directory of the run; --out writes plan.json to another directory, and
+    leaves the run as it is.
     """
     _check_options(cost, bundle, budget, recall, metric)
     print_message("loading torch")

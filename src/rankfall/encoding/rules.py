@@ -247,9 +247,8 @@ def rule_from_json(content: Mapping[str, Any], vocabularies: Mapping[str, Lookup
     if content["kind"] == "categorical":
         if content["ids"] == "vocabulary":
             return VocabularyIds(rows, content["vocabulary"], vocabularies[content["vocabulary"]])
-        # missing in bundles of early releases
-        return HashedIds(rows, content.get("text")) if content["ids"] == "hash" else NumberedIds(rows)
+        return HashedIds(rows, content["text"]) if content["ids"] == "hash" else NumberedIds(rows)
     mean, deviation = (None if content[key] is None else np.array(content[key]) for key in ("mean", "deviation"))
-    indicator = content.get("indicator", False)  # missing in bundles of early releases
+    indicator = content.get("indicator", False)
     numbers = Numbers(content["size"], content["log1p"], content["missing"], mean, deviation, indicator)
     return numbers if content["edges"] is None else Buckets(rows, numbers, content["edges"])

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Features
     from rankfall.models.inputs import ImpressionFeatures
 
-# Defaults of options that were added later. Descriptions leave them out, so that files stay as they were.
-_LATER: dict[str, Any] = {"norm_momentum": 0.1, "init": "default", "grades": None}
-
 
 class Scorer(nn.Module):
     """Base class of models of embedded features, which can be rebuilt from their description (:func:`from_config`).
@@ -54,8 +51,7 @@ class Scorer(nn.Module):
         self.embedding = FeatureEmbedding(features, dim=dim, std=std, only=only, tables=tables, sparse=sparse)
         if not self.embedding.item_features:
             raise ValueError(f"{type(self).__name__} needs at least one item feature to rank items")
-        described = {name: value for name, value in options.items() if name not in _LATER or _LATER[name] != value}
-        self._options = {"dim": dim, "std": std, **described, "only": only, "sparse": sparse}
+        self._options = {"dim": dim, "std": std, **options, "only": only, "sparse": sparse}
 
     def config(self) -> dict[str, Any]:
         """Return the kind and the options of the model as JSON values, without the features it was built for."""

@@ -1,4 +1,4 @@
-"""The diagnosis of a run on its page: perfect stages, distance to the cut, segments, agreement, requests, gradients."""
+"""The diagnosis of a run on its page: perfect stages, distance to the cut, segments, agreement, requests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting import charts
 from rankfall.reporting.diagnosis_table import (
-    CONFLICT_MEASURES,
-    bound_texts,
-    conflict_tables,
     headline,
-    operator_name,
     rank_text,
     segments_note,
     shown,
@@ -29,11 +25,9 @@ if TYPE_CHECKING:
         Agreement,
         Diagnosis,
         LostRequest,
-        OperatorConflict,
         Segment,
         ShownItem,
         StageDiagnosis,
-        SurvivalBound,
     )
     from rankfall.training.stage_figures import Estimate
 
@@ -51,9 +45,6 @@ def diagnosis_section(result: Diagnosis) -> dict[str, Any]:
         "segments": [_segments_table(stage) for stage in result.stages if shown(stage.segments)],
         "agreement": _agreement_table(result.agreement) if result.agreement else None,
         "requests": [_request(one) for one in result.worst_requests],
-        "conflicts": [_conflict_table(*entry) for entry in conflict_tables(result.gradient_conflict)],
-        "bound": list(bound_texts(result.survival_bound)) if result.survival_bound else [],
-        "calibration": _calibration_table(result.survival_bound) if result.survival_bound else None,
         "notes": result.notes,
     }
 
@@ -167,31 +158,6 @@ def _agreement_table(agreement: Sequence[Agreement]) -> Table:
         body,
         caption=caption,
     )
-
-
-def _conflict_table(title: str, conflicts: Sequence[OperatorConflict]) -> Table:
-    body: list[Row] = [
-        [
-            operator_name(one),
-            _share(one.lowered),
-            *(percent(one.shares.get(measure, math.nan)) for measure in list(CONFLICT_MEASURES)[1:]),
-        ]
-        for one in conflicts
-    ]
-    caption = (
-        f"{title[0].upper()}{title[1:]}. Share of relevant items that -log p lowers; of its gradient that falls on the "
-        "two items at the cut; for soft sorts, of rows that raise one relevant item and lower another, of relevant "
-        "items that a row lowers, and of the gradient of rows that cancels in their sum."
-    )
-    return Table(["operator", *CONFLICT_MEASURES.values()], body, caption=caption)
-
-
-def _calibration_table(bound: SurvivalBound) -> Table:
-    body = [
-        [f"{one.low:g} to {one.high:g}", f"{one.items:,}", f"{one.bound:.3f}", f"{one.survived:.3f}"]
-        for one in bound.calibration
-    ]
-    return Table(["product of inclusions", "relevant items", "mean product", "survive the funnel"], body)
 
 
 # --- requests -----------------------------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rankfall.reporting.estimates import percent, percents, with_interval
-from rankfall.studies.diagnosis.operator_conflict import BOUNDARY, CANCELLED, LOWERED, ROW_CONFLICT, ROW_LOWERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,21 +18,12 @@ if TYPE_CHECKING:
         CutDistance,
         Diagnosis,
         LostRequest,
-        OperatorConflict,
         Segment,
         StageDiagnosis,
-        SurvivalBound,
     )
     from rankfall.training.stage_figures import Estimate
 
 SEGMENTS = 5  # of each stage
-CONFLICT_MEASURES = {  # headings
-    LOWERED: "relevant lowered",
-    BOUNDARY: "on the boundary",
-    ROW_CONFLICT: "rows in conflict",
-    ROW_LOWERED: "lowered by a row",
-    CANCELLED: "rows cancel",
-}
 
 
 def terminal_diagnosis(diagnosis: Diagnosis) -> RenderableType:
@@ -50,10 +39,6 @@ def terminal_diagnosis(diagnosis: Diagnosis) -> RenderableType:
     parts += [_stages(diagnosis.stages), *(_segments(stage) for stage in diagnosis.stages if shown(stage.segments))]
     if diagnosis.agreement:
         parts.append(_agreement(diagnosis.agreement))
-    if diagnosis.gradient_conflict:
-        parts.append(_conflicts(diagnosis.gradient_conflict))
-    if diagnosis.survival_bound is not None:
-        parts += map(Text, bound_texts(diagnosis.survival_bound))
     parts += [_requests(diagnosis.worst_requests), *(Text(f"note: {note}") for note in diagnosis.notes)]
     return Group(*parts)
 
@@ -105,38 +90,6 @@ def larger_quota_texts(stage: StageDiagnosis) -> Iterator[tuple[str, str]]:
     for one in stage.cut.larger_quotas:
         gain = with_interval(one.gain, "+.4f")
         yield f"quota {one.quota:,}", f"{percent(one.passes.value)} of the lost items pass, joint recall {gain}"
-
-
-def conflict_tables(conflicts: Sequence[OperatorConflict]) -> Iterator[tuple[str, list[OperatorConflict]]]:
-    """Yield a title and the operators of each stage."""
-    for stage, group in groupby(conflicts, key=lambda one: one.stage):
-        found = list(group)
-        yield f"gradients on the scores of {stage}, k = {found[0].k:,}, n = {found[0].lists:,} lists", found
-
-
-def operator_name(one: OperatorConflict) -> str:
-    """Return the name of an operator, and its temperature in units of the spread of the scores."""
-    return f"{one.operator} (this run)" if one.own else f"{one.operator}, softness {one.softness:g}"
-
-
-def bound_texts(bound: SurvivalBound) -> Iterator[str]:
-    """Yield sentences about the survival that LCRON maximises."""
-    whose = "the operator of this run" if bound.own else "the operator of LCRON's experiments"
-    yield (
-        f"LCRON's lower bound of the survival, the product of inclusions by {bound.operator}, {whose}: "
-        f"{with_interval(bound.bound)} for the ground truth of {bound.requests:,} requests; the funnel keeps "
-        f"{with_interval(bound.survived)}."
-    )
-    if not math.isnan(bound.gap_bound):
-        yield f"The mean upper bound of the gap (eq. 14) is {bound.gap_bound:.3f}."
-    if bound.claims:
-        failing = [
-            f"{one.claim} fails for {one.failures:,} of {one.items:,} items" for one in bound.claims if one.failures
-        ]
-        yield (
-            f"Claims of LCRON, appendix A, on {bound.short_lists:,} lists of {bound.short_length} items of this run, "
-            f"all sets enumerated: {'; '.join(failing) or 'none fails'}."
-        )
 
 
 # --- tables of the terminal ---------------------------------------------------------------------------------------
@@ -207,22 +160,6 @@ def _agreement(agreement: Sequence[Agreement]) -> Table:
             "-" if one.wanted is None else percents(one.wanted),
             "-" if one.wanted_chance is None else percent(one.wanted_chance),
         )
-    return table
-
-
-def _conflicts(conflicts: Sequence[OperatorConflict]) -> Table:
-    """Return one table for all stages; the page has all measures."""
-    stages = list(dict.fromkeys(one.stage for one in conflicts))
-    shares = {(operator_name(one), one.stage): percents(one.lowered) for one in conflicts}
-    table = _table(
-        "relevant items whose scores -log p lowers, by the operator of p, on the scores of this run",
-        "operator",
-        *stages,
-        caption=f"n = {conflicts[0].lists:,} lists per stage, k is the quota; softness: temperature in standard "
-        "deviations of the scores. The page also shows the gradients of single rows.",
-    )
-    for name in dict.fromkeys(operator_name(one) for one in conflicts):
-        table.add_row(name, *(shares.get((name, stage), "-") for stage in stages))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rankfall.training.config.cascade_metric_names import SHOWN, higher_is_better, shown_name, with_one_name
+from rankfall.training.config.cascade_metric_names import ALONE, SHOWN, higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,12 +32,12 @@ def terminal_evaluation(summary: EvaluationSummary, title: str) -> RenderableTyp
 
 
 def _tables(summary: EvaluationSummary) -> Iterator[FoldedTable]:
-    names = list(with_one_name(summary.metrics))
+    names = list(summary.metrics)
     if summary.funnel is None:
         yield _metrics_table(summary, names, "")
         return
     yield _funnel_table(summary.funnel, summary.production, counted(summary))
-    alone = [name for name in names if shown_name(name) != name]
+    alone = [name for name in names if f"/{ALONE}/" in name]
     in_funnel = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
     last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
     shown = [name for name in names if f"/{SHOWN}/" in name]

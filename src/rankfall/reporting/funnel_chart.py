@@ -113,7 +113,7 @@ def _interval(one: Estimate) -> str:
 def steps_from_means(
     means: Mapping[str, float], chance: Mapping[str, float], quotas: Mapping[str, int] | None = None
 ) -> list[Step]:
-    """Return the steps from means of ``STAGE/lost``, which comparisons and files of earlier versions have.
+    """Return the steps from means of ``STAGE/lost``, which comparisons have.
 
     A random cascade leaves a share of the ground truth after each stage. The ratio of that share to the one before is
     what a random stage keeps of what arrives.

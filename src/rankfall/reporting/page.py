@@ -74,7 +74,7 @@ class Table:
         rows: cells. If a row has too few, its last cell spans the remaining columns.
         soft: rows at the end, such as chance levels, in a softer colour.
         caption: text below the table.
-        staged: write "retrieval/recall" and "retrieval/lost" below a common heading "retrieval".
+        staged: write "retrieval/alone/recall" and "retrieval/lost" below a common heading "retrieval".
         better: by heading or name of a row, the direction of better values, see :func:`directions`.
     """
 

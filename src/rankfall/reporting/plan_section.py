@@ -1,4 +1,4 @@
-"""The plan of a run on its page: the front of quotas, the choice, the costs, and thresholds beside quotas."""
+"""The plan of a run on its page: the front of quotas, the choice and the costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rankfall.reporting.estimates import with_interval
 from rankfall.reporting.page import Cell, Table, estimate_cell
 from rankfall.reporting.plan_table import (
     COST_HEAD,
-    THRESHOLDS_NOTE,
     conclusions,
     cost_note,
     cost_rows,
@@ -19,7 +18,6 @@ from rankfall.reporting.plan_table import (
     headline,
     mark_of,
     shown_front,
-    thresholds_verdict,
 )
 from rankfall.reporting.svg import GRID, INK, Scale, circle, color, line, round_powers, text
 from rankfall.studies.plan.costs import SECONDS, show_cost
@@ -27,12 +25,12 @@ from rankfall.studies.plan.costs import SECONDS, show_cost
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult, ThresholdPoint
+    from rankfall.studies.plan.plan_result import FrontPoint, PlanResult
 
 _HEIGHT, _BELOW = 220, 44  # pixels: the chart, and its labels below
 _LAST = 93  # percent of the width, beyond which a label would be cut
 _ROWS = 10  # of the front in the table
-_QUOTAS, _THRESHOLDS, _CURRENT, _CHOSEN = color(0), color(4), color(1), color(2)
+_QUOTAS, _CURRENT, _CHOSEN = color(0), color(1), color(2)
 
 
 def plan_section(result: PlanResult) -> dict[str, Any]:
@@ -44,8 +42,6 @@ def plan_section(result: PlanResult) -> dict[str, Any]:
         "chart": front_chart(result),
         "front": _front_table(result),
         "costs": _costs_table(result),
-        "thresholds": _thresholds_table(result) if result.comparisons else None,
-        "threshold_chart": threshold_chart(result) if result.threshold_front else None,
         "overrides": " ".join(result.chosen.train_overrides),
         "export_options": " ".join(result.chosen.export_options),
     }
@@ -75,23 +71,6 @@ def _costs_table(result: PlanResult) -> Table:
 def _with_error_below(text: str) -> Cell:
     value, sign, error = text.partition("±")
     return Cell(value.strip(), below=f"{sign} {error}".strip())
-
-
-def _thresholds_table(result: PlanResult) -> Table:
-    body: list[list[str | Cell]] = [
-        [
-            show_cost(one.budget, result.unit),
-            _value_for_cost(one.quotas, result.unit),
-            _value_for_cost(one.thresholds, result.unit),
-            estimate_cell(one.difference, "{:+.4f}".format),
-        ]
-        for one in result.comparisons
-    ]
-    return Table(["budget", "quotas", "thresholds", "difference"], body, caption=thresholds_verdict(result))
-
-
-def _value_for_cost(point: FrontPoint | ThresholdPoint, unit: str) -> Cell:
-    return Cell(f"{point.value.value:.4f}", below=f"for {show_cost(point.cost, unit)}")
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
@@ -137,29 +116,6 @@ def front_chart(result: PlanResult) -> Chart:
     )
 
 
-def threshold_chart(result: PlanResult) -> Chart:
-    """Return the fronts of quotas and of thresholds on the half of the requests that did not choose them."""
-    fronts: list[tuple[str, str, Sequence[FrontPoint | ThresholdPoint]]] = [
-        ("quotas", _QUOTAS, result.quota_front),
-        ("thresholds", _THRESHOLDS, result.threshold_front),
-    ]
-    points = [point for _, _, front in fronts for point in front]
-    axes, factor, unit = _axes(
-        [point.cost for point in points],
-        [value for point in points for value in (point.value.low, point.value.high)],
-        result.unit,
-    )
-    drawn = [_series(sorted(front, key=lambda point: point.cost), factor, fill) for _, fill, front in fronts]
-    return Chart(
-        title="Quotas and thresholds by cost",
-        label=f"{result.metric} against the cost of a request, for quotas and for thresholds.",
-        panels=[Panel([Strip([*grid(axes), *lines(drawn, axes), *_axis_name(unit)], _HEIGHT + _BELOW)])],
-        legend=[Key(name, fill, "line") for name, fill, _ in fronts],
-        caption=THRESHOLDS_NOTE,
-        rows=[{"rule": name, **point.to_json()} for name, _, front in fronts for point in front],
-    )
-
-
 def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[Axes, float, str]:
     """Return the axes, the number by which costs are divided, and the unit of the result."""
     factor, name = 1.0, {"s": "s", "items": "scored items", "units": "cost"}[unit]
@@ -173,7 +129,7 @@ def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[A
     return Axes(along, Scale.around(values), ticks, height=_HEIGHT), factor, name
 
 
-def _series(front: Sequence[FrontPoint | ThresholdPoint], factor: float, fill: str) -> Series:
+def _series(front: Sequence[FrontPoint], factor: float, fill: str) -> Series:
     return Series(
         points=[(point.cost / factor, point.value.value) for point in front],
         color=fill,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankfall.reporting.estimates import with_interval
 from rankfall.studies.plan.costs import DEFAULTS, show_cost
-from rankfall.studies.plan.thresholds import spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ COST_HEAD = ("stage", "fixed cost", "cost per item", "items now", "cost now")
 
 
 def terminal_plan(result: PlanResult) -> RenderableType:
-    """Return the costs, the front with the current and the chosen quotas, and thresholds beside quotas."""
+    """Return the costs, and the front with the current and the chosen quotas."""
     from rich.console import Group
     from rich.text import Text
 
@@ -32,17 +33,10 @@ def terminal_plan(result: PlanResult) -> RenderableType:
     ]
     parts.append(_front_table(result))
     parts += map(Text, conclusions(result))
-    if result.comparisons:
-        parts += [Text(f"\n{THRESHOLDS_NOTE}"), _comparison_table(result), Text(thresholds_verdict(result))]
     return Group(*parts)
 
 
 # --- words --------------------------------------------------------------------------------------------------------
-
-THRESHOLDS_NOTE = (
-    "Thresholds on scores instead of quotas, for the same budget. Both are chosen on one half of the requests and "
-    "measured on the other half."
-)
 
 
 def headline(result: PlanResult) -> str:
@@ -99,20 +93,10 @@ def conclusions(result: PlanResult) -> Iterator[str]:
     )
 
 
-def thresholds_verdict(result: PlanResult) -> str:
-    """Return for how many budgets thresholds are better or worse than quotas."""
-    count = len(result.comparisons)
-    better = sum(one.difference.low > 0 for one in result.comparisons)
-    worse = sum(one.difference.high < 0 for one in result.comparisons)
-    return (
-        f"Thresholds keep more than quotas for {better} of {count} budgets and less for {worse}; for the others the "
-        "interval of the difference contains 0."
-    )
-
-
 def shown_front(result: PlanResult, most: int) -> list[FrontPoint]:
     """Return at most `most` points of the front, evenly spread, and always the chosen and the current quotas."""
-    front = [result.front[place] for place in spread(len(result.front), most)]
+    places = np.linspace(0, len(result.front) - 1, min(len(result.front), most))
+    front = [result.front[place] for place in sorted({round(place) for place in places})]
     front += [point for point in (result.chosen.point, result.current.point) if point not in front]
     return sorted(front, key=lambda point: (point.cost, point.value.value))
 
@@ -179,17 +163,4 @@ def _front_table(result: PlanResult) -> Table:
         mark = mark_of(point, result)
         cells = [*(f"{quota:,}" for quota in point.quotas), show_cost(point.cost, result.unit)]
         table.add_row(*cells, with_interval(point.value), mark, style="bold" if mark else None)
-    return table
-
-
-def _comparison_table(result: PlanResult) -> Table:
-    table = _table("budget", "quotas", "thresholds", "cost", "difference (95 % interval)", words=0)
-    for one in result.comparisons:
-        table.add_row(
-            show_cost(one.budget, result.unit),
-            f"{one.quotas.value.value:.4f}",
-            f"{one.thresholds.value.value:.4f}",
-            show_cost(one.thresholds.cost, result.unit),
-            with_interval(one.difference, "+.4f"),
-        )
     return table

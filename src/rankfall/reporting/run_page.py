@@ -14,7 +14,7 @@ from rankfall.reporting import charts
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_table import short
 from rankfall.reporting.diagnosis_section import diagnosis_section
-from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_from_means, steps_of
+from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_of
 from rankfall.reporting.page import (
     ARROWS,
     Cell,
@@ -33,7 +33,7 @@ from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_metric_names import higher_is_better, measured_name, shown_name, with_one_name
+from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
 from rankfall.training.methods import method_of
 from rankfall.training.per_list_table import CHANCE
@@ -145,7 +145,7 @@ def _without_evaluation(run: Path) -> dict[str, Any]:
 def _evaluation_parts(run: Path, measured: Path, config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
     method, summary = method_of(with_evaluation_overrides(config, _overrides(evaluated))), evaluated.summary
     metric = _main_metric(method.main_metric, evaluated)
-    steps = _steps(method.funnel, evaluated)
+    steps = steps_of(summary.funnel or ())
     diagnosis, plan = _load(measured / DIAGNOSIS, Diagnosis), _load(measured / PLAN, PlanResult)
     histogram, quantiles = _distribution(evaluated, metric)
     return {
@@ -179,8 +179,7 @@ def _load(path: Path, kind: type[_R]) -> _R | None:
 
 def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
     """Return the metric whose distribution and worst lists are shown."""
-    name = measured_name(wanted)
-    return name if name in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
+    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
 
 
 def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
@@ -202,14 +201,6 @@ def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
 
 
 # --- the funnel ---------------------------------------------------------------------------------------------------
-
-
-def _steps(funnel: Funnel | None, evaluated: _Evaluated) -> list[Step]:
-    """Return the steps of the funnel; files of earlier versions have means of what stages lost. None of a ranker."""
-    summary = evaluated.summary
-    if summary.funnel:
-        return steps_of(summary.funnel)
-    return steps_from_means(summary.metrics, summary.chance, funnel.quotas) if funnel else []
 
 
 def _funnel(sizes: Funnel, steps: Sequence[Step], evaluated: _Evaluated) -> _Funnel:
@@ -268,9 +259,7 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
     """Return the figures of the whole cascade, or all metrics of a ranker, the main one first."""
     summary = evaluated.summary
     of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
-    names = [
-        name for name in with_one_name(summary.metrics) if name == metric or not name.startswith(of_stages or ("\0",))
-    ]
+    names = [name for name in summary.metrics if name == metric or not name.startswith(of_stages or ("\0",))]
     names.sort(key=lambda name: name != metric)
     better = directions(names)
     return [
@@ -299,14 +288,14 @@ def _headline_note(evaluated: _Evaluated) -> str:
 
 
 def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
-    """Return all metrics but those of the funnel, which the picture shows, and old names of a metric."""
+    """Return all metrics but those of the funnel, which the picture shows."""
     summary = evaluated.summary
     undefined = max(summary.undefined.values())
     caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
     if undefined:
         caption += f" Lists on which a metric is undefined, at most {undefined:,}, are excluded from its mean."
     drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
-    names = [name for name in with_one_name(summary.metrics) if name not in drawn]
+    names = [name for name in summary.metrics if name not in drawn]
     body: list[list[str | Cell]] = []
     for name in names:
         value, ends = summary.metrics[name], summary.intervals.get(name)
@@ -443,7 +432,7 @@ def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
     points: Points = {}
     for line in epochs:
         values = line["validation"] if "validation" in line else {metric: line["metric"]}
-        for name in (name for name in with_one_name(values) if name == metric or name.endswith("/recall")):
+        for name in (name for name in values if name == metric or name.endswith("/recall")):
             points.setdefault(shown_name(name), []).append((line["epoch"], values[name]))
     return points
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankfall.studies.comparison_summary import LEVEL, decide
 from rankfall.studies.results import ComparisonResult
 from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_metric_names import higher_is_better, measured_name, shown_name
+from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +23,8 @@ _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}
 
 def main_metric(result: MethodTable) -> str:
     """Return the metric whose tests are shown: that of the training runs, or joint recall, or else the first one."""
-    wanted = measured_name(result.metric or "")
-    if wanted in result.metrics:
-        return wanted
+    if result.metric in result.metrics:
+        return result.metric
     return JOINT if JOINT in result.metrics else result.metrics[0]
 
 

@@ -182,7 +182,7 @@ class _Sequence:
         self.checked = _with_unseen(parsed)
         self._encoders = Encoders(parsed)
         self._items = items
-        self._item: str | None = rules.get("item")  # the feature that is the id of an item; early bundles have none
+        self._item: str | None = rules.get("item")  # the feature that is the id of an item
         known = [] if items is None or self._item is None else items.features
         self._filled = [key for key in parsed if f"item.{key}" in known and key != self._item]
         self._getters = [itemgetter(feature) for feature in self._encoders.names]

@@ -59,7 +59,7 @@ def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [] if rule["of_request"] else _times(rule["unit"])  # it follows from the time of the request
     if rule["ids"] == "numbers":
         return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
-    if rule["ids"] == "hash" and rule.get("text") is False:
+    if rule["ids"] == "hash" and rule["text"] is False:
         return [{**_TEXT, "pattern": f"^({INTEGER_TEXT.pattern})$"}, _WHOLE, _BOOLEAN]
     if rule["ids"] == "hash" or rule["text"]:
         return [_TEXT, _WHOLE, _BOOLEAN]

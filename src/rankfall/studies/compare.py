@@ -270,7 +270,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
 
 
 def _warned(run: Run) -> list[str]:
-    """Return the warnings of the evaluation of a run; the file of an earlier version has none."""
+    """Return the warnings of the evaluation of a run."""
     return SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
 
 

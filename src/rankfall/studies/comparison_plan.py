@@ -364,18 +364,6 @@ def _is_settled(config: ComparisonConfig, method: str) -> bool:
     return changes.get("tune") == {} or (kind in BASELINES and BASELINES[kind].tunes_itself)
 
 
-# Options that did not exist when names were fixed, with their defaults, which leave the name of a run as it was.
-_LATER = (
-    ("data", "labels", "full"),
-    ("data", "length_from", "items"),
-    ("data", "least_informative", 0.01),
-    ("model", "init", "default"),
-    ("training", "validate_every", 1),
-    ("training", "start_from", None),
-    ("training", "precision", "float32"),
-)
-
-
 def _run_name(config: RunConfig, data_checksum: str) -> str:
     """Return the name of a run: the same for the same training on the same data, wherever they are stored."""
     content = config.model_dump(
@@ -388,11 +376,6 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
             "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
         },
     )
-    for section, key, default in _LATER:
-        if content.get(section, {}).get(key, ...) == default:
-            del content[section][key]
-    if content.get("weight") is None:
-        content.pop("weight", None)
     content, code = identity(config, content)
     text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -93,7 +93,7 @@ def result_directory(
 def _is_same_data(run_dir: Path, data: str) -> bool:
     """Return whether a directory holds the data that a run was trained on, perhaps at another place."""
     verify_run(run_dir, DATA)
-    if not (run_dir / DATA).is_file():  # of an earlier version, or a baseline
+    if not (run_dir / DATA).is_file():  # of a baseline
         return True
     config = with_evaluation_overrides(read_config(run_dir), [f"data.path={json.dumps(data)}"])
     method = method_of(config)

@@ -21,12 +21,10 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
-
-from pydantic import BeforeValidator
+from typing import Any, Literal, Protocol
 
 from rankfall._results import Number, Result, ResultError, Tables
-from rankfall.training.config.cascade_metric_names import shown_name, with_both_names, with_one_name
+from rankfall.training.config.cascade_metric_names import shown_name
 from rankfall.training.evaluation import EvaluationSummary
 from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
@@ -178,12 +176,7 @@ class MethodResult(Result):
     """One method: its metrics and, in a comparison, its settings and runs."""
 
     name: str
-    metrics: Annotated[
-        dict[str, MetricSummary],
-        BeforeValidator(lambda found: with_one_name(found) if isinstance(found, dict) else found),
-    ]
-    """By metric. JSON has figures of a stage alone under two names, see :mod:`cascade_metric_names
-    <rankfall.training.config.cascade_metric_names>`."""
+    metrics: dict[str, MetricSummary]
     settings: dict[str, Settings] | None = None
     """Settings chosen on validation data, by fold."""
     runs: list[MethodRun] | None = None
@@ -208,7 +201,7 @@ class MethodTable(Protocol):
 
     @property
     def metric(self) -> str | None:
-        """The metric that the runs were trained for. Files of before it was written have none."""
+        """The metric that the runs were trained for."""
         ...
 
     @property
@@ -233,7 +226,7 @@ class MethodTable(Protocol):
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Verdict on every method, by metric. Files of before verdicts existed have none."""
+        """Verdict on every method, by metric."""
         ...
 
     @property
@@ -273,10 +266,6 @@ class ComparisonResult(Tables, Result):
     """What a reader of the figures has to know."""
     metric: str | None = None
     """The metric that chose settings and weights on validation data (``training.metric``)."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, with both names of metrics that have two."""
-        return _with_both_names(super().to_json())
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `methods` (method and metric), `runs`, `pairs` and `failed`."""
@@ -323,12 +312,6 @@ def _run_row(method: MethodResult, run: MethodRun) -> dict[str, Any]:
         "settings": (method.settings or {}).get(run.fold, {}),
         "directory": run.directory,
     }
-
-
-def _with_both_names(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON form of a comparison, stream or day with both names of metrics that have two."""
-    methods = [method | {"metrics": with_both_names(method["metrics"])} for method in content["methods"]]
-    return content | {"methods": methods}
 
 
 @dataclass(frozen=True)
@@ -382,11 +365,6 @@ class StreamResult(Tables, Result):
     verdicts: list[Verdict] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What a reader of the figures has to know."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form, with both names of metrics that have two."""
-        content = super().to_json()
-        return _with_both_names(content | {"days": [_with_both_names(day) for day in content["days"]]})
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `methods` (method and metric), `days` (day, method and metric), `runs` and `failed`."""

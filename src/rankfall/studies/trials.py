@@ -9,12 +9,10 @@ import numpy as np
 
 from rankfall._disk import delete, delete_tree, make_directory
 from rankfall._files import LockedError, locked, write_file
-from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError, leaves, shown, to_yaml
 from rankfall.studies.optuna_journal import load_optuna, open_journal
 from rankfall.studies.results import SearchResult, TrialResult
 from rankfall.training.config.cascade_metric_names import higher_is_better
-from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.overrides import dump_absolute
 from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS
 
@@ -69,9 +67,7 @@ class Study:
                 write_file(self.out / CONFIG, to_yaml(self.search.written()))
                 self._study.set_user_attr("begun", begun)  # last: a search that has begun has all its files
             else:
-                with stored_code(self.out):  # fills in options that are newer than it
-                    config = validate_any(before["config"], where=str(self.out))
-                self._check_same(leaves(before | {"config": config.model_dump(mode="json")}), leaves(begun))
+                self._check_same(leaves(before), leaves(begun))
 
     def begun(self) -> dict[str, Any] | None:
         """Return the configuration that the search was started with, or None."""

@@ -21,6 +21,7 @@ from rankfall.training.config.cascade_metric_names import (
     JOINT_VALUE,
     PUBLISHED_NDCG,
     VALUE_NDCG,
+    alone_name,
     higher_is_better,
     list_metric,
     measures,
@@ -149,10 +150,10 @@ def measure_lists(
 ) -> MeasuredFunnel:
     """Measure a cascade on all impressions of a loader.
 
-    Metrics are ``joint_recall`` and, for each stage, ``NAME/recall`` and ``NAME/ndcg`` of the stage by itself over the
-    whole list and ``NAME/lost``, the share of the ground truth that the stage drops. `further` metrics ``NAME/METRIC``
-    are those of lists, of the stage by itself, with the labels of :func:`graded_truth`; ``ndcg_published`` has the
-    gains of :func:`published_gains`, ``ndcg_value`` those of :func:`relevance_gains`.
+    Metrics are ``joint_recall`` and, for each stage, ``NAME/alone/recall`` and ``NAME/alone/ndcg`` of the stage by
+    itself over the whole list and ``NAME/lost``, the share of the ground truth that the stage drops. `further` metrics
+    ``NAME/alone/METRIC`` are those of lists, of the stage by itself, with the labels of :func:`graded_truth`;
+    ``ndcg_published`` has the gains of :func:`published_gains`, ``ndcg_value`` those of :func:`relevance_gains`.
 
     If relevant items of a list differ in relevance, ``joint_value`` and ``NAME/value`` are the shares of the relevance
     of the ground truth that are left at the end and after each stage but the last. ``joint/FEEDBACK`` and
@@ -265,8 +266,8 @@ class _Meter:
     def _values(self, result: FunnelResult) -> dict[str, Tensor]:
         values = {JOINT: result.joint_recall}
         for t, stage in enumerate(self.stages):
-            values[f"{stage}/recall"] = result.stage_recall[..., t]
-            values[f"{stage}/ndcg"] = result.stage_ndcg[..., t]
+            values[alone_name(stage, "recall")] = result.stage_recall[..., t]
+            values[alone_name(stage, "ndcg")] = result.stage_ndcg[..., t]
             values[f"{stage}/lost"] = result.lost[..., t]
         return {name: value for name, value in values.items() if name in self.measured}
 
@@ -276,12 +277,12 @@ class _Meter:
         values = {JOINT: expected[..., -1].float()}
         before = torch.ones_like(expected[..., 0])
         for t, (stage, quota) in enumerate(zip(self.stages, self.quotas, strict=True)):
-            values[f"{stage}/recall"] = (quota / ranked).clamp(max=1.0)
+            values[alone_name(stage, "recall")] = (quota / ranked).clamp(max=1.0)
             values[f"{stage}/lost"] = (before - expected[..., t]).float()
             before = expected[..., t]
         if self.complete:
             quality = parse("ndcg_linear")(flat, truth, batch.mask)
-            values |= {f"{stage}/ndcg": quality for stage in self.stages}
+            values |= {alone_name(stage, "ndcg"): quality for stage in self.stages}
         values |= self._further_values([flat] * len(self.stages), batch, truth)
         return {name: value for name, value in values.items() if name in self.measured}
 
@@ -292,7 +293,7 @@ class _Meter:
             measured = parse(list_metric(metric))
             labels = _LABELS.get(metric.partition("@")[0], graded_truth)(batch, truth)
             for stage, of_stage in zip(self.stages, scores, strict=True):
-                values[f"{stage}/{metric}"] = measured(of_stage, labels, batch.mask)
+                values[alone_name(stage, metric)] = measured(of_stage, labels, batch.mask)
         return values
 
     def result(self, columns: Mapping[_Column, Tensor], *, value: bool) -> MeasuredFunnel:

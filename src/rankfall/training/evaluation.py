@@ -9,7 +9,7 @@ import torch
 
 from rankfall._results import Number, Result, Tables
 from rankfall.metrics.named import parse
-from rankfall.training.config.cascade_metric_names import JOINT_VALUE, shown_name, with_both_names, with_one_name
+from rankfall.training.config.cascade_metric_names import JOINT_VALUE, alone_name, shown_name
 from rankfall.training.scoring import measure
 from rankfall.training.stage_figures import ListFigures, Resampler, StageFigures, estimates, stage_figures
 
@@ -62,7 +62,7 @@ class EvaluationSummary(Tables, Result):
                 "chance": self.chance.get(name),
                 "undefined": self.undefined.get(name),
             }
-            for name, value in with_one_name(self.metrics).items()
+            for name, value in self.metrics.items()
         ]
         return {"metrics": metrics, "stages": [stage.row() for stage in self.funnel or ()]}
 
@@ -110,7 +110,7 @@ class Evaluation:
         shown, shown_chance = lists.shown() if lists else ({}, {})
         figures = _means(values | shown, chance | shown_chance, measured.wholes, resampler)
         return EvaluationSummary(
-            **{name: with_both_names(_with_last_stage(of, measured.stages[-1])) for name, of in figures.items()},
+            **{name: _with_last_stage(of, measured.stages[-1]) for name, of in figures.items()},
             impressions=len(self.qids),
             kept_whole=_kept_whole(measured),
             resampled="requests" if measured.users is None else "users",
@@ -145,13 +145,13 @@ def funnel_of(measured: MeasuredFunnel, resampler: Resampler | None = None) -> l
         measured: What the cascade did with each impression.
         resampler: Sums over the impressions that other figures have drawn. Default: a new one.
     """
-    alone = {name: measured.values[f"{name}/recall"] for name in measured.stages if f"{name}/recall" in measured.values}
+    recalls = {stage: measured.values.get(alone_name(stage, "recall")) for stage in measured.stages}
     return stage_figures(
         measured.stages,
         measured.quotas,
         measured.left,
         measured.ranked,
-        alone=alone,
+        alone={stage: recall for stage, recall in recalls.items() if recall is not None},
         resampler=resampler or Resampler(measured.users),
     )
 

@@ -138,7 +138,6 @@ class Position:
         if not self.sums:  # the first result of an epoch
             self.gradients = dict.fromkeys(parts, 0) | self.gradients
             self.constant = means
-        # a checkpoint of an earlier release may begin inside an epoch without either
         self.constant = {name: value for name, value in self.constant.items() if means.get(name) == value}
         self.gradients |= dict.fromkeys(result.moved, self.epoch)
         for name, value in result.sums.items():

@@ -24,11 +24,9 @@ from rankfall import __version__
 from rankfall._disk import make_directory
 from rankfall._files import LockedError, locked, write_file
 from rankfall._tensor_file import read_checkpoint
-from rankfall._trust import stored_code
 from rankfall._yaml_config import ConfigError
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
-from rankfall.training.config.load_config import validate_any
 from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position, UnreadStep
@@ -355,7 +353,7 @@ class Loop(Generic[BatchT]):
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
-        check_same(self.out, self._with_defaults(state["config"]), self._config)
+        check_same(self.out, state["config"], self._config)
         self._check_data(state)
         self._note_changed_versions(state["made_by"], on_notice)
         try:
@@ -367,11 +365,6 @@ class Loop(Generic[BatchT]):
                 f"{self.out}: the checkpoint of rankfall {release} does not fit this release, {__version__}: {error}. "
                 "Continue with that one, or start over with --force"
             ) from None
-
-    def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a checkpoint with the defaults of options that are newer than it."""
-        with stored_code(self.out):
-            return validate_any(stored, where=str(self.out)).model_dump(mode="json")
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""
@@ -406,9 +399,7 @@ class Loop(Generic[BatchT]):
 
     def _note_changed_versions(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
         now = self._made_by
-        before = {"device": "cpu", "compile": "false", **before}  # earlier releases stored neither
-        both = before.keys() & now.keys()
-        changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(both) if before[name] != now[name]]
+        changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(now) if before[name] != now[name]]
         if changed:
             on_notice(f"{self.out} was started with {'; '.join(changed)}: last digits may differ")
 

@@ -49,7 +49,7 @@ def verify_run(directory: Path, *names: str) -> None:
     """Compare files of a run with their checksums. Files that the manifest does not list are not compared.
 
     Args:
-        directory: Run directory. One without a manifest, of an earlier release, is noted.
+        directory: Run directory. One without a manifest is noted.
         names: Files that are about to be read.
 
     Raises:
@@ -65,7 +65,7 @@ def verify_run(directory: Path, *names: str) -> None:
 
 def _listed(directory: Path) -> dict[str, Any]:
     if not (directory / MANIFEST).exists():
-        note(f"{directory} has no {MANIFEST}, as runs of earlier releases: its files cannot be verified")
+        note(f"{directory} has no {MANIFEST}: its files cannot be verified")
         return {}
     kind = f"the manifest of a run; {REMEDY}"
     manifest = read_manifest(directory, FORMAT, VERSION, kind=kind, remedy="train the run again", keys=("files",))

@@ -113,8 +113,7 @@ def test_indicators_are_numbers_of_the_feature(feature: dict[str, Any], expected
     assert found.size == expected
 
 
-def test_rules_without_an_indicator_are_stored_as_before() -> None:
-    """Bundles of earlier releases have no such key."""
+def test_rules_without_an_indicator_have_no_such_key() -> None:
     assert "indicator" not in Encoding(spec_of(x={"kind": "dense", "missing": 0})).rule("item", "x").to_json()
     rule = Encoding(spec_of(x={"kind": "dense", "missing": "indicator"})).rule("item", "x")
     again = rule_from_json(rule.to_json(), {})

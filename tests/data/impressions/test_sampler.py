@@ -23,7 +23,6 @@ from rankfall.data.impressions.sampler import (
     sample_keys,
 )
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.movielens import prepare_movielens
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from support.command_line import run
@@ -192,15 +191,14 @@ def test_seeds_that_hashes_cannot_take(tmp_path: Path, seed: int) -> None:
     message = rf"seed: found {seed}, expected a whole number from 0 to 2\^63 - 1"
     with pytest.raises(ValueError, match=message):
         prepare_rows([tmp_path], tmp_path / "log", spec, seed=seed)
-    for prepare in (prepare_recflow, prepare_movielens):
-        with pytest.raises(ValueError, match=message):
-            prepare(tmp_path, tmp_path / "log", seed=seed)
+    with pytest.raises(ValueError, match=message):
+        prepare_recflow(tmp_path, tmp_path / "log", seed=seed)
     check_seed(2**63 - 1)
     hashes = hash_values(pl.Series([1]))
     assert sample_keys(2**63 - 1, hashes, hashes) != sample_keys(0, hashes, hashes)
 
 
-@pytest.mark.parametrize("command", ["rows", "recflow", "movielens"])
+@pytest.mark.parametrize("command", ["rows", "recflow"])
 def test_commands_say_which_seeds_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     needed = ["--spec", "spec.yaml"] if command == "rows" else []
     assert run("prepare", command, str(tmp_path), "--out", str(tmp_path / "log"), *needed, "--seed", str(2**63)) == 2

@@ -193,9 +193,7 @@ def test_figure_of_a_run_is_that_of_its_evaluation() -> None:
     training = {"best_metric": 0.4}
     options: dict[str, Any] = {"best_is_recall": True, "list_length": 40.0}
     assert run_figure({"test": test, "training": training}, **options) == RunFigure(0.5, 400.0)
-    early = {"metrics": {"joint_recall": 0.5}}
-    assert run_figure({"test": early}, **options) == RunFigure(0.5, 40.0)
-    assert run_figure({"valid": early}, **options) == RunFigure(0.5, 40.0, "valid")
+    assert run_figure({"valid": test}, **options) == RunFigure(0.5, 400.0, "valid")
     assert run_figure({"training": training}, **options) == RunFigure(0.4, 40.0, "valid")
     assert run_figure({"training": training}, **options | {"best_is_recall": False}) is None
     assert run_figure({}, **options) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.diagnosis_section import diagnosis_section
 from rankfall.reporting.diagnosis_table import terminal_diagnosis
 from rankfall.reporting.page import _environment
-from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run, own_operator
+from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.stage_scores import collect_scores
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
@@ -194,7 +194,7 @@ def test_a_planted_defect_is_the_first_segment(log: Path) -> None:
     config = validate_cascade(content(log))
     perfect = scored(config, log, blind=None)
     assert perfect.joint_recall.value == 1.0
-    assert [one for one in perfect.findings if one.kind != "gradient"] == []
+    assert perfect.findings == []
     assert perfect.worst_requests == []
     for author in (1, 3):
         found = scored(config, log, blind=author)
@@ -218,19 +218,6 @@ def test_lists_over_all_items_are_diagnosed(trained: Path) -> None:
     assert Diagnosis.from_json(json.loads(json.dumps(found.to_json()))).to_json() == found.to_json()
 
 
-def test_the_own_operator_is_that_of_the_objective(log: Path) -> None:
-    opened = ImpressionLog.load(log)
-
-    def own(**objective: Any) -> dict[str, Any] | None:
-        return own_operator(validate_cascade({**content(log), "objective": objective}), opened)
-
-    assert own(name="lcron", topk={"name": "dftopk", "tau": 2.0}) == {"name": "dftopk", "tau": 2.0}
-    assert own(name="lcron") == {"name": "neural_sort", "tau": 50.0}
-    scheduled = own(name="lcron", topk={"name": "soft_sort", "tau": {"start": 10, "end": 0.5}, "gradient": "exact"})
-    assert scheduled == {"name": "soft_sort", "tau": pytest.approx(0.5), "gradient": "exact"}
-    assert own(name="bce", min_depth=0) is None
-
-
 def test_progress_is_reported(trained: Path) -> None:
     steps: list[tuple[int, int]] = []
     diagnose_run(trained, on_step=lambda name, number, of: steps.append((number, of)))
@@ -249,7 +236,7 @@ def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
         assert f"request {one.request} on {one.day}" in page
         for item in one.lost:
             assert f"<td>{item.attributes['author']}</td>" in page
-    for text in ("Joint recall with perfect stages", "retrieval perfect", "all but ranking perfect", "DFTopK"):
+    for text in ("Joint recall with perfect stages", "retrieval perfect", "all but ranking perfect"):
         assert text in page
     assert ">nan" not in page
 

@@ -1,4 +1,4 @@
-"""Plans: exact values and costs against loops, choices, intervals, and thresholds that help or do not."""
+"""Plans: exact values and costs against loops, choices and intervals."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 
 from rankfall.studies.plan.costs import parse_costs
 from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
 from rankfall.studies.plan.plan_result import PLAN, PlanResult, StageCost
-from rankfall.studies.plan.priced_lists import PricedLists
-from rankfall.studies.plan.thresholds import _halves
 from support.plan_scores import random_scores, survivors
 
 if TYPE_CHECKING:
@@ -127,9 +124,6 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     result = plan(random_scores(120, 14, 3))
     result.save(tmp_path / PLAN)
     assert PlanResult.load(tmp_path / PLAN) == result
-    every = replace(result.threshold_front[0], thresholds=[None, 0.5])  # None for -inf, which JSON does not have
-    replace(result, threshold_front=[every]).save(tmp_path / PLAN)
-    assert PlanResult.load(tmp_path / PLAN).threshold_front == [every]
 
 
 def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
@@ -144,69 +138,19 @@ def test_the_interval_is_that_of_a_bootstrap_of_single_requests() -> None:
 
 def test_intervals_over_users_are_wider_if_a_user_repeats() -> None:
     one = random_scores(150, 14, 2)
-    scores = (
-        PricedLists(one, np.zeros((150, 14)), []).take(np.repeat(np.arange(150), 4)).scores
-    )  # every user asks the same four times
-    users = np.repeat(np.arange(150), 4)
+    users = np.repeat(np.arange(150), 4)  # every user asks the same four times
+    again = {name: getattr(one, name)[users] for name in ("rows", "mask", "truth", "relevance", "item", "ranked")}
+    scores = replace(
+        one,
+        requests=[one.requests[user] for user in users],
+        days=[one.days[user] for user in users],
+        scores=[stage[users] for stage in one.scores],
+        depth=one.depth[users],
+        rank=one.rank[users],
+        **again,
+    )
     by_request, by_user, alone = plan(scores), plan(scores, users=users), plan(one)
     widths = [found.current.point.value.high - found.current.point.value.low for found in (by_request, by_user, alone)]
     assert widths[1] == pytest.approx(widths[2], rel=0.15)
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.15)
     assert (by_request.resampled, by_user.resampled) == ("requests", "users")
-
-
-def test_all_requests_of_a_user_are_in_the_same_half() -> None:
-    users = np.random.default_rng(0).integers(-5, 40, 200)
-    lists = PricedLists(random_scores(200, 4, 2), np.ones((200, 4)), [], users)
-    first, second = _halves(lists)
-    assert not set(users[first]) & set(users[second])
-    assert sorted([*first, *second]) == list(range(200))
-    assert min(len(first), len(second)) > 50
-
-
-# --- thresholds ---------------------------------------------------------------------------------------------------
-
-
-def lists_that_need(size: torch.Tensor, requests: int = 600, length: int = 30) -> StageScores:
-    """Return lists whose 2 relevant items are among the `size` best of the first stage; the second stage is perfect.
-
-    The first stage has scores above 0 for these items and below 0 for all others.
-    """
-    scores = random_scores(requests, length, 2, relevant=2)
-    generator = torch.Generator().manual_seed(5)
-    rank = torch.rand(requests, length, generator=generator).argsort(-1).argsort(-1)
-    target = (torch.rand(requests, 2, generator=generator) * size).long()  # ranks of the relevant items
-    truth = (rank[:, :, None] == target[:, None]).any(-1).float()
-    first = torch.where(rank < size, 5.0, -5.0) - 0.01 * rank
-    return replace(scores, scores=[first, truth + 0.001 * rank], truth=truth, relevance=truth)
-
-
-def test_thresholds_win_where_requests_differ_in_what_they_need() -> None:
-    grid = {"stage0": list(range(2, 31, 2)), "stage1": [2]}
-    hard = torch.arange(600)[:, None] % 2 == 1
-    result = plan(lists_that_need(torch.where(hard, 20, 2)), grid=grid, current=[10, 2])
-    near = next(one for one in result.comparisons if one.budget >= 41)  # 30 items and 11 on average
-    assert near.thresholds.value.value > 0.95
-    assert near.difference.low > 0.1
-    assert near.difference.value == pytest.approx(near.thresholds.value.value - near.quotas.value.value)
-    for point in result.threshold_front:
-        assert len(point.thresholds) == len(point.mean_kept) == 1
-        assert 2 == point.least[0] <= point.mean_kept[0] <= point.caps[0] == 30
-        assert point.cost == pytest.approx(30 + point.mean_kept[0])
-
-
-def test_thresholds_do_not_win_where_the_level_of_scores_means_nothing() -> None:
-    scores = lists_that_need(torch.full((600, 1), 10))
-    level = 100 * torch.randn(600, 1, generator=torch.Generator().manual_seed(1))
-    scores = replace(scores, scores=[scores.scores[0] + level, scores.scores[1]])
-    result = plan(scores, grid={"stage0": list(range(2, 31, 2)), "stage1": [2]}, current=[10, 2])
-    one = next(one for one in result.comparisons if one.budget == 40)
-    assert one.quotas.value.value == 1
-    assert one.difference.high < -0.1
-
-
-def test_too_few_requests_for_thresholds_are_said() -> None:
-    result = plan(random_scores(30, 14, 2), "stage0=1,stage1=2")
-    assert not result.threshold_front
-    assert not result.comparisons
-    assert result.warnings == ["thresholds were not planned: expected at least 40 requests with a relevant item"]

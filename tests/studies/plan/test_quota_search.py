@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
 from rankfall.metrics import funnel
-from rankfall.studies.plan.quota_search import Threshold, search
-from support.plan_scores import random_scores, survivors
-
-if TYPE_CHECKING:
-    from rankfall.studies.plan.quota_search import Rule
+from rankfall.studies.plan.quota_search import search
+from support.plan_scores import random_scores
 
 
 def random_choices(stages: int, count: int, most: int) -> list[tuple[int, ...]]:
@@ -58,29 +54,6 @@ def test_pruned_lists_are_exact_up_to_their_reach() -> None:
     weight = whole.truth.double().numpy()
     expected, found = (search(one, weight, choices, per_request=True) for one in (whole, pruned))
     assert np.array_equal(expected.values, found.values)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_thresholds_are_those_of_a_loop(masked: bool) -> None:
-    scores = random_scores(25, 12, 3, masked=masked)
-    levels = [-np.inf, -0.5, 0.3, 1.0, 50.0]  # none passes the last one, and the least number of items is kept
-    choices: list[tuple[Rule, ...]] = [
-        (Threshold(first, 1, 8), Threshold(second, 2, 5), 3) for first, second in product(levels, levels)
-    ]
-    weight = scores.truth.double().numpy()
-    found = search(scores, weight, choices, per_request=True)
-    for place, (first, second) in enumerate(product(levels, levels)):
-        kept = np.zeros(3)
-        for request in range(25):
-            # a cap cuts the best of those above the threshold, as a quota does
-            one = survivors(scores, request, [float(first), 99, 99])[0][:8]
-            inside = replace(scores, mask=scores.mask & torch.isin(scores.item, torch.tensor(one)))
-            two = survivors(inside, request, [99, float(second), 99], least=2)[1][:5]
-            inside = replace(scores, mask=scores.mask & torch.isin(scores.item, torch.tensor(two)))
-            last = survivors(inside, request, [99, 99, 3])[2]
-            assert found.values[place, request] == weight[request, last].sum()
-            kept += (len(one), len(two), len(last))
-        assert np.array_equal(found.kept[place], kept)
 
 
 def test_long_lists_are_counted_in_wider_numbers() -> None:

@@ -107,7 +107,7 @@ def test_further_metrics_of_stages_are_measured_every_day(log: Path, tmp_path: P
     content = one_method(log, data={"days": WEEK[:2]}) | {"stage_metrics": ["ndcg_linear@3"]}
     result = streamed(content, tmp_path / "stream")
     (method,) = result.days[-1].methods
-    assert {"retrieval/ndcg_linear@3", "ranking/ndcg_linear@3"} < set(method.metrics)
+    assert {"retrieval/alone/ndcg_linear@3", "ranking/alone/ndcg_linear@3"} < set(method.metrics)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -169,7 +169,7 @@ def check_test(tests: list[dict[str, Any]], metric: str, by_unit: dict[str, list
     assert test["significantly_worse"] == (expected.pvalue < 0.05)
 
 
-@pytest.mark.parametrize("metric", ["joint_recall", "retrieval/lost", "ranking/ndcg"])
+@pytest.mark.parametrize("metric", ["joint_recall", "retrieval/lost", "ranking/alone/ndcg"])
 def test_figures_and_tests_are_those_of_a_loop(out: Path, metric: str) -> None:
     result = json.loads((out / "stream.json").read_text())
     names = {"LCRON": "lcron", "BCE, all": "bce-all"}

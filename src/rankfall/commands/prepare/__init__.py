@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rankfall.commands.prepare import letor, movielens, mq2007, recflow, rows
+from rankfall.commands.prepare import letor, recflow, rows
 from rankfall.commands.terminal import examples
 
 app = typer.Typer(
@@ -25,5 +25,3 @@ def prepare() -> None:
 app.command("letor", epilog=letor.EXAMPLES)(letor.letor)
 app.command("rows", epilog=rows.EXAMPLES)(rows.rows)
 app.command("recflow", epilog=recflow.EXAMPLES)(recflow.recflow)
-app.command("movielens", epilog=movielens.EXAMPLES)(movielens.movielens)
-app.command("mq2007", epilog=mq2007.EXAMPLES)(mq2007.mq2007)

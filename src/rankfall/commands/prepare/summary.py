@@ -26,9 +26,6 @@ def _show_summary(log: ImpressionLog) -> None:
     """Print tables of the rows that were read, kept and dropped."""
     about = log.manifest["about"]
     print_result(_stages(log))
-    for what, count in about.get("left_out", {}).items():
-        if count:
-            print_result(f"left out: {count:,} {what}")
     if about["counts"]["values"]:
         print_result(_ids(about["counts"]))
     if any(about["counts"].get("missing_numbers", {}).values()):

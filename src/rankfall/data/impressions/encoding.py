@@ -140,7 +140,7 @@ class Encoding:
         if feature.num_buckets is not None:
             return NumberedIds(FIRST_KNOWN + feature.num_buckets)
         if feature.hash_bucket_size is not None:
-            hashed = self.hashed.get(key)  # missing in logs of early releases
+            hashed = self.hashed.get(key)  # not known while a log is prepared
             return HashedIds(FIRST_KNOWN + feature.hash_bucket_size, None if hashed is None else hashed == "text")
         table = table_of(group, name, feature)
         known = self.lookup(table)

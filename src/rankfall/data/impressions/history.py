@@ -25,8 +25,7 @@ class EventHistory:
             numbers), which orders events of the same time.
         ties: Columns that order events of the same time and `order`. They are forgotten as soon as no other event can
             have this time, because ids need much memory.
-        events: The events of earlier portions that are still needed, as :attr:`events` returned them. They may lack
-            `ties`, as in logs of earlier releases.
+        events: The events of earlier portions that are still needed, as :attr:`events` returned them.
     """
 
     def __init__(
@@ -40,9 +39,6 @@ class EventHistory:
         self.columns = list(columns)
         self._ties = list(ties)
         self._keys = ["user", "time", "order", *ties]
-        if events is not None and any(name not in events.columns for name in ties):
-            numbered = events.sort("user", "time", "order").with_columns(_numbers())
-            events = numbered.select("user", "time", "order", *(pl.lit(None).alias(name) for name in ties), *columns)
         self._events = events
 
     @property
@@ -81,13 +77,9 @@ class EventHistory:
         earlier = earlier.select(known.columns)
         if self._ties:
             forgotten = [pl.lit(None, known.schema[name]).alias(name) for name in self._ties]
-            earlier = earlier.with_columns(_numbers(), *forgotten)
+            numbers = pl.int_range(pl.len(), dtype=pl.Int64).alias("order")  # which keep the order of events
+            earlier = earlier.with_columns(numbers, *forgotten)
         return pl.concat([earlier, known.filter(pl.col("time") >= last)])
-
-
-def _numbers() -> pl.Expr:
-    """Return numbers that keep the order of events."""
-    return pl.int_range(pl.len(), dtype=pl.Int64).alias("order")
 
 
 def _spans_before(

@@ -301,7 +301,7 @@ def open_day(path: Path, name: str, *, verify: bool = True, sealed: bool = False
         path: The directory of the day.
         name: The name of the day.
         verify: Compare the file with its checksum when it is mapped.
-        sealed: Note a manifest without a seal. Earlier releases and other tools write such days.
+        sealed: Note a manifest without a seal. Other tools write such days.
 
     Raises:
         ValueError: If the manifest is not readable or has changed, or the file is truncated.

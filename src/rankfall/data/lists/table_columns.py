@@ -28,7 +28,7 @@ class Column:
 
     Attributes:
         name: Name of the column; its number for an array.
-        mean: Mean of its numbers, which replaces missing ones. None: missing numbers are refused.
+        mean: Mean of its numbers, which replaces missing ones. None: the column has texts.
         missing: Whether a second feature says which numbers are missing.
         categories: Texts that have a feature each, 1 where a row has the text; None among them stands for missing
             values. All other texts have 0 in every feature. None: the column has numbers.
@@ -75,7 +75,8 @@ class Column:
             found = np.array([places.get(text, -1) for text in values.tolist()])
             one_hot: NDArray[np.float32] = (found[:, None] == np.arange(len(places))).astype(np.float32)
             return one_hot
-        known = np.where(missing, np.nan if self.mean is None else self.mean, values) if missing.any() else values
+        assert self.mean is not None  # the column has numbers
+        known = np.where(missing, self.mean, values) if missing.any() else values
         return np.column_stack([known, missing]) if self.missing else known
 
 

@@ -1,1 +1,1 @@
-"""Readers of raw data: rows, LETOR text, RecFlow, MovieLens and MQ2007, one module or package per source."""
+"""Readers of raw data: rows, LETOR text and RecFlow, one module or package per source."""

@@ -130,13 +130,12 @@ def run_figure(metrics: Mapping[str, Any], *, best_is_recall: bool, list_length:
     Args:
         metrics: The content of its evaluations by name of the split, and of ``result.json`` as ``training``.
         best_is_recall: Whether the joint recall chose the best epoch.
-        list_length: The length of the lists, which evaluations of earlier releases do not store.
+        list_length: Length of the lists of the configuration, for a run that was not evaluated.
     """
     for split in ("test", "valid"):
         evaluation = metrics.get(split)
         if evaluation is not None and (recall := evaluation["metrics"].get("joint_recall")) is not None:
-            lists = evaluation.get("lists")
-            return RunFigure(recall, lists["mean_length"] if lists else list_length, split)
+            return RunFigure(recall, evaluation["lists"]["mean_length"], split)
     if best_is_recall and (best := metrics.get("training", {}).get("best_metric")) is not None:
         return RunFigure(best, list_length, "valid")
     return None

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.ops import Operator
 from rankfall.studies.diagnosis.attributes import LogAttributes, TruthItems
 from rankfall.studies.diagnosis.cut_distance import cut_distance, oracle
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, Finding, StageDiagnosis
 from rankfall.studies.diagnosis.findings import find
 from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.operator_conflict import MOST_ITEMS, conflicts_of_run
 from rankfall.studies.diagnosis.segments import find_segments
 from rankfall.studies.diagnosis.stage_agreement import agreement
-from rankfall.studies.diagnosis.survival_bound import survival_bound
 from rankfall.studies.diagnosis.worst_requests import worst_requests
 from rankfall.studies.evaluate import scores_of_run
-from rankfall.training.build_cascade import make_objective, with_depths
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
@@ -122,29 +118,21 @@ def diagnose(
     resampler = Resampler(known.user_groups())
     perfect = [lists.perfect_order(stage) for stage in range(len(quotas))]
     (joint_recall,) = resampler.means([lists.recall(lists.arrived[-1])])
-    stages, own = [], own_operator(config, log)
+    stages = []
     for number, name in enumerate(lists.stages):
         steps.next(f"losses of {name}")
         found = find_segments(lists, number, truth, attributes, resampler)
         stages.append(_diagnose_stage(lists, number, found, perfect, resampler, reach))
     neighbours = [agreement(lists, stage, resampler) for stage in range(len(quotas) - 1)]
-    steps.next("survival bound")
-    bound = survival_bound(lists, own)
-    conflicts = []
-    for number, name in enumerate(lists.stages):
-        steps.next(f"gradients of {name}")
-        conflicts += conflicts_of_run(lists, number, own)
     steps.next("requests")
     return Diagnosis(
         split=split,
         requests=len(lists),
         all_items=not scores.complete,
         joint_recall=joint_recall,
-        findings=[*_unseen_items(config, log, stages[0]), *find(joint_recall, stages, neighbours, conflicts)],
+        findings=[*_unseen_items(config, log, stages[0]), *find(joint_recall, stages, neighbours)],
         stages=stages,
         agreement=neighbours,
-        survival_bound=bound,
-        gradient_conflict=conflicts,
         worst_requests=worst_requests(
             lists, truth, [stage.segments for stage in stages], attributes, known, reach=reach or quotas[0]
         ),
@@ -194,30 +182,11 @@ def _unseen_items(config: CascadeConfig, log: ImpressionLog, first: StageDiagnos
     return [Finding("negatives", first.stage, text, first.oracle.gain if config.data.length == "all" else None)]
 
 
-def own_operator(config: CascadeConfig, log: ImpressionLog) -> dict[str, Any] | None:
-    """Return the soft top-k that the objective of a run was trained with, as options of `rankfall.ops.topk`.
-
-    Temperatures with a schedule have their last value. Objectives without a soft top-k have none.
-    """
-    objective, temperatures = make_objective(with_depths(config, log.spec.stage_names))
-    for temperature in temperatures:
-        temperature.set(1.0)
-    operator = getattr(objective, "topk", None)
-    if not isinstance(operator, Operator):
-        return None
-    options = {key: float(value) if hasattr(value, "item") else value for key, value in operator.options.items()}
-    if operator.gradient != "rows":
-        options["gradient"] = operator.gradient
-    if not operator.normalised:
-        options["normalised"] = False
-    return {"name": operator.function or operator.name, **options}
-
-
 class _Steps:
     """Counts the steps of a diagnosis."""
 
     def __init__(self, on_step: OnStep, stages: int) -> None:
-        self._on_step, self._of, self._number = on_step, 4 + 2 * stages, 0
+        self._on_step, self._of, self._number = on_step, 3 + stages, 0
 
     def next(self, name: str) -> None:
         self._on_step(name, self._number, self._of)
@@ -237,12 +206,6 @@ def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> lis
     if not lists.complete:
         notes.append(
             "The lists hold the best items of the first stage and all relevant items, not all items: agreement of the "
-            "first two stages over all items is unknown, and the survival bound and gradients are those of these lists"
-        )
-    if lists.mask.shape[-1] > MOST_ITEMS:
-        notes.append(
-            f"Gradients are measured on the relevant items and a random sample of the others, at most {MOST_ITEMS} "
-            "items of a list, with quotas that are smaller by the same factor. They compare operators; on whole lists, "
-            "gradients on the boundary are smaller, and soft sorts lower more relevant items"
+            "first two stages over all items is unknown"
         )
     return notes

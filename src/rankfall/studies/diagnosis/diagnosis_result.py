@@ -20,7 +20,7 @@ DIAGNOSIS = "diagnosis.json"  # in a run directory
 class Finding(Result):
     """A cause of lost recall in one sentence, or two with what to do."""
 
-    kind: Literal["negatives", "stage", "quota", "segment", "agreement", "gradient"]
+    kind: Literal["negatives", "stage", "quota", "segment", "agreement"]
     stage: str
     text: str
     at_stake: Estimate | None = None
@@ -143,72 +143,6 @@ class Agreement(Result):
 
 
 @dataclass(frozen=True)
-class ClaimCheck(Result):
-    """How often a claim of LCRON on the survival of items fails."""
-
-    claim: str
-    items: int
-    failures: int
-    worst: Number
-    """Largest violation, 0 if the claim never fails."""
-
-
-@dataclass(frozen=True)
-class SurvivalBound(Result):
-    """The survival that LCRON maximises, the product of soft inclusions (eq. 8), against the survival of the funnel."""
-
-    operator: str
-    """Soft top-k with its options."""
-    own: bool
-    """Whether the run was trained with this operator; otherwise it is the default one."""
-    requests: int
-    bound: Estimate
-    """Mean of the product over the ground truth."""
-    survived: Estimate
-    """Share of the ground truth that survives the funnel, on the same requests."""
-    gap_bound: Number
-    """Mean of the upper bound of the gap (eq. 14) over the ground truth. NaN unless there are two stages."""
-    calibration: list[CalibrationBin]
-    """Survival by the value of the product."""
-    claims: list[ClaimCheck]
-    """The claims of eq. 8, 14 and 15 for all items of short lists that were drawn from the run's lists, with quotas
-    in proportion: the expected survival (eq. 7) is exact there, because all sets are enumerated."""
-    short_lists: int
-    short_length: int
-
-
-@dataclass(frozen=True)
-class CalibrationBin(Result):
-    """Items of the ground truth whose product of inclusions is in a range."""
-
-    low: float
-    high: float
-    items: int
-    bound: Number
-    """Mean product of inclusions."""
-    survived: Number
-    """Share that survives the funnel."""
-
-
-@dataclass(frozen=True)
-class OperatorConflict(Result):
-    """Which items an operator pushes to the wrong side on the scores of a stage."""
-
-    stage: str
-    operator: str
-    own: bool
-    """Whether the run was trained with this operator and temperature."""
-    softness: float | None
-    """Temperature in units of the spread of the scores; None for the run's own operator."""
-    k: int
-    lists: int
-    lowered: Estimate
-    """Share of relevant items that -log p lowers, with an interval over lists."""
-    shares: dict[str, Number]
-    """Shares by measure, this one too; see :mod:`rankfall.studies.diagnosis.operator_conflict`."""
-
-
-@dataclass(frozen=True)
 class ShownItem(Result):
     """An item of a request."""
 
@@ -262,8 +196,6 @@ class Diagnosis(Tables, Result):
     """What to do, by recall at stake; those without a measured stake come last."""
     stages: list[StageDiagnosis]
     agreement: list[Agreement]
-    survival_bound: SurvivalBound | None
-    gradient_conflict: list[OperatorConflict]
     worst_requests: list[LostRequest]
     notes: list[str] = field(default_factory=list)
     """What could not be measured, and why."""

@@ -9,29 +9,22 @@ from rankfall.studies.diagnosis.diagnosis_result import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rankfall.studies.diagnosis.diagnosis_result import Agreement, OperatorConflict, Segment, StageDiagnosis
+    from rankfall.studies.diagnosis.diagnosis_result import Agreement, Segment, StageDiagnosis
     from rankfall.training.stage_figures import Estimate
 
 SEGMENTS = 3  # of each stage
 LEAST_STAKE = 0.001  # joint recall
 USEFUL = 0.5  # share of lost items that would survive later stages below which these limit what a stage can gain
 DISAGREES = 0.8  # share of wanted items that pass below which stages disagree
-CONFLICTS = 0.05  # share of relevant items that an operator may lower
 
 
-def find(
-    joint_recall: Estimate,
-    stages: Sequence[StageDiagnosis],
-    agreement: Sequence[Agreement],
-    conflicts: Sequence[OperatorConflict],
-) -> list[Finding]:
+def find(joint_recall: Estimate, stages: Sequence[StageDiagnosis], agreement: Sequence[Agreement]) -> list[Finding]:
     """Return the findings, those with the largest stake first and those without a measured one last.
 
     Args:
         joint_recall: Joint recall of the run.
         stages: What each stage loses, and why.
         agreement: Agreement of neighbouring stages.
-        conflicts: Gradient conflict of operators on the scores of the run.
     """
     found = [
         *(
@@ -40,7 +33,6 @@ def find(
             for finding in _of_stage(joint_recall, number, stage, last=number == len(stages) - 1)
         ),
         *(finding for one in agreement for finding in _of_agreement(one)),
-        *_of_conflicts(conflicts),
     ]
     return sorted(found, key=lambda finding: -1.0 if finding.at_stake is None else finding.at_stake.value, reverse=True)
 
@@ -110,17 +102,6 @@ def _of_agreement(agreement: Agreement) -> Iterator[Finding]:
         f"passes {_percent(agreement.wanted.value)}; a random stage would pass {_percent(agreement.wanted_chance)}. "
         f"An objective that trains both stages together, or {second} as a teacher of {first}, aligns them.",
     )
-
-
-def _of_conflicts(conflicts: Sequence[OperatorConflict]) -> Iterator[Finding]:
-    for one in conflicts:
-        if one.own and one.lowered.low > CONFLICTS:
-            yield Finding(
-                kind="gradient",
-                stage=one.stage,
-                text=f"The operator of this run ({one.operator}) lowers the scores of {_percent(one.lowered.value)} "
-                f"of the relevant items on the scores of {one.stage}. Compare it with operators that lower fewer.",
-            )
 
 
 def _times(factor: float) -> str:

@@ -10,7 +10,6 @@ from rankfall.studies.plan.costs import DEFAULTS, Unit, default_costs, show_cost
 from rankfall.studies.plan.front import best_for_budget, cheapest_for_value, make_grid, pareto, quota_tuples
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, GridPoint, PlanResult
 from rankfall.studies.plan.priced_lists import PricedLists
-from rankfall.studies.plan.thresholds import FEWEST, compare_thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,8 +102,6 @@ def plan_quotas(
     places = list(dict.fromkeys([*front, priced.current, chosen]))
     found = lists.measure([choices[place] for place in places])
     points = {place: found.quota_point(number) for number, place in enumerate(places)}
-    on_step("thresholds", 0, None)
-    fronts = compare_thresholds(lists, tried, current, choices)
     return PlanResult(
         run=run,
         split=split,
@@ -133,10 +130,7 @@ def plan_quotas(
         ),
         budget=target.budget,
         target=target.value,
-        threshold_front=fronts.thresholds if fronts else [],
-        quota_front=fronts.quotas if fronts else [],
-        comparisons=fronts.comparisons if fronts else [],
-        warnings=_warnings(costs, fronts is None),
+        warnings=_warnings(costs),
     )
 
 
@@ -226,10 +220,7 @@ class _Priced:
         return f"quotas {', '.join(map(str, self.choices[place]))} at {show_cost(self.cost[place], self.unit)}"
 
 
-def _warnings(costs: Costs, too_few: bool) -> list[str]:
-    found = []
-    if costs.source == "defaults":
-        found.append(f"no costs were given: {DEFAULTS}; give --cost, or measure with --bundle")
-    if too_few:
-        found.append(f"thresholds were not planned: expected at least {2 * FEWEST} requests with a relevant item")
-    return found
+def _warnings(costs: Costs) -> list[str]:
+    if costs.source != "defaults":
+        return []
+    return [f"no costs were given: {DEFAULTS}; give --cost, or measure with --bundle"]

@@ -73,37 +73,6 @@ class FrontPoint(Result):
     value: Estimate
 
 
-@dataclass(frozen=True)
-class ThresholdPoint(Result):
-    """One choice of thresholds: a stage keeps the items whose score is at least its threshold.
-
-    A stage keeps at least its smallest quota of the grid, and at most its largest one, so that thresholds have the same
-    range as quotas. The last stage has no threshold and keeps its quota.
-    """
-
-    thresholds: list[float | None]
-    """Threshold of each stage but the last. None keeps the largest number of items."""
-    least: list[int]
-    """Smallest number of items that each stage but the last keeps."""
-    caps: list[int]
-    """Largest number of items that each stage but the last keeps."""
-    mean_kept: list[Number]
-    """Mean number of items that each stage but the last keeps per request."""
-    cost: Number
-    value: Estimate
-
-
-@dataclass(frozen=True)
-class HalfComparison(Result):
-    """Quotas against thresholds for the same budget: both chosen on one half of the requests, measured on the other."""
-
-    budget: Number
-    quotas: FrontPoint
-    thresholds: ThresholdPoint
-    difference: Estimate
-    """Value with thresholds minus value with quotas, paired."""
-
-
 # --- the plan -----------------------------------------------------------------------------------------------------
 
 
@@ -168,11 +137,6 @@ class PlanResult(Tables, Result):
     """Largest cost that was asked for."""
     target: float | None = None
     """Smallest value that was asked for."""
-    threshold_front: list[ThresholdPoint] = field(default_factory=list)
-    """Dynamic quotas: thresholds chosen on one half of the requests, measured on the other half."""
-    quota_front: list[FrontPoint] = field(default_factory=list)
-    """Quotas chosen and measured on the same halves, to compare with `threshold_front`."""
-    comparisons: list[HalfComparison] = field(default_factory=list)
     lists: ListFigures | None = None
     warnings: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)

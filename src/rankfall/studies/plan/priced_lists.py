@@ -1,8 +1,8 @@
-"""Scored lists together with the costs of the stages: what each choice of quotas or thresholds gives, and costs."""
+"""Scored lists together with the costs of the stages: what each choice of quotas gives, and costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.studies.plan.plan_result import StageCost
-    from rankfall.studies.plan.quota_search import Floats, Outcomes, Rule
+    from rankfall.studies.plan.quota_search import Floats, Outcomes
     from rankfall.studies.stage_scores import StageScores
     from rankfall.training.stage_figures import Estimate
 
@@ -55,26 +55,14 @@ class PricedLists:
         """Mean number of items that enter the first stage."""
         return float(self.scores.ranked.double().mean())
 
-    def take(self, rows: Rows) -> PricedLists:
-        """Return the lists of some requests."""
-        stored, at = self.scores, torch.from_numpy(rows)
-        some = replace(
-            stored,
-            requests=[stored.requests[row] for row in rows],
-            days=[stored.days[row] for row in rows],
-            scores=[stage[at] for stage in stored.scores],
-            **{name: getattr(stored, name)[at] for name in _TENSORS},
-        )
-        return PricedLists(some, self.weight[rows], self.costs, None if self.users is None else self.users[rows])
-
     def price(
-        self, choices: Sequence[Sequence[Rule]], on_requests: Callable[[int], None] = lambda count: None
+        self, choices: Sequence[Sequence[int]], on_requests: Callable[[int], None] = lambda count: None
     ) -> tuple[Floats, Floats]:
         """Return the cost and the value of each choice."""
         outcomes = search(self.scores, self.weight, choices, on_requests=on_requests)
         return self._stage_costs(outcomes).sum(1), outcomes.values / self.defined.sum()
 
-    def measure(self, choices: Sequence[Sequence[Rule]]) -> Measured:
+    def measure(self, choices: Sequence[Sequence[int]]) -> Measured:
         """Return the same with the values of single requests."""
         outcomes = search(self.scores, self.weight, choices, per_request=True)
         return Measured(
@@ -110,7 +98,7 @@ class Measured:
         users: Number of the user of each of these requests, if known.
     """
 
-    choices: list[Sequence[Rule]]
+    choices: list[Sequence[int]]
     stage_costs: Floats
     entered: Floats
     values: Floats
@@ -135,7 +123,7 @@ class Measured:
     def quota_point(self, place: int) -> FrontPoint:
         """Return a choice of quotas."""
         return FrontPoint(
-            quotas=[rule for rule in self.choices[place] if isinstance(rule, int)],
+            quotas=list(self.choices[place]),
             cost=float(self.cost[place]),
             stage_costs=self.stage_costs[place].tolist(),
             entered=self.entered[place].tolist(),
@@ -150,6 +138,3 @@ def estimate_means(values: Floats, users: Rows | None = None) -> list[Estimate]:
     """
     resampler = Resampler(None if users is None else torch.from_numpy(users))
     return resampler.means(torch.from_numpy(values).unbind())
-
-
-_TENSORS = ("rows", "mask", "truth", "relevance", "item", "depth", "rank", "ranked")

@@ -1,4 +1,4 @@
-"""Exact outcome of a cascade for many quotas or thresholds at once, from stored scores.
+"""Exact outcome of a cascade for many quotas at once, from stored scores.
 
 Every list is sorted once per stage. An item survives a stage if fewer items than the quota, of those that survived the
 stages before, have a better score: one running count along the order of the stage. The count is shared by all quotas
@@ -32,20 +32,8 @@ BLOCK = 2**19  # items of a block
 
 
 @dataclass(frozen=True, slots=True)
-class Threshold:
-    """Keeps the items whose score is at least `score`: at least the best `least` items, at most the best `cap`."""
-
-    score: float
-    least: int
-    cap: int
-
-
-Rule = int | Threshold  # what a stage keeps: the best items up to a quota, or those above a threshold
-
-
-@dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Outcome of a cascade for several choices of rules.
+    """Outcome of a cascade for several choices of quotas.
 
     Attributes:
         values: Share of the weight that survives all stages, summed over requests: ``(choices,)``; or
@@ -60,13 +48,13 @@ class Outcomes:
 def search(
     scores: StageScores,
     weight: Floats,
-    choices: Sequence[Sequence[Rule]],
+    choices: Sequence[Sequence[int]],
     *,
     per_request: bool = False,
     block: int = BLOCK,
     on_requests: Callable[[int], None] = lambda count: None,
 ) -> Outcomes:
-    """Run all lists through a cascade once for each choice of rules.
+    """Run all lists through a cascade once for each choice of quotas.
 
     The result is that of :func:`rankfall.metrics.funnel`: stage t keeps the best items, by its own scores, of those
     that the stages before it kept. Items with equal scores are in a random order, drawn for each stage with a fixed
@@ -76,7 +64,7 @@ def search(
     Args:
         scores: Scores of all stages, one list per request.
         weight: Weights ``(R, N)``; what survives of a list is the sum of the weights of the items that survive.
-        choices: One rule per stage for each choice.
+        choices: One quota per stage for each choice.
         per_request: Return the values of single requests.
         block: Number of items to process at once.
         on_requests: Called with the number of requests of each block.
@@ -87,7 +75,7 @@ def search(
         np.zeros((len(choices), requests) if per_request else len(choices)),
         np.zeros((len(choices), len(scores.stages))),
     )
-    reach = min(length, max(rule.cap if isinstance(rule, Threshold) else rule for rule in tree))
+    reach = min(length, max(tree))
     step = max(1, block // length)
     for start in range(0, requests, step):
         some = slice(start, min(requests, start + step))
@@ -97,14 +85,14 @@ def search(
     return outcomes
 
 
-def _tree(choices: Sequence[Sequence[Rule]]) -> dict[Rule, Any]:
-    """Return choices as nested dictionaries, rule by rule; the innermost values are places in `choices`."""
-    tree: dict[Rule, Any] = {}
-    for place, rules in enumerate(choices):
+def _tree(choices: Sequence[Sequence[int]]) -> dict[int, Any]:
+    """Return choices as nested dictionaries, quota by quota; the innermost values are places in `choices`."""
+    tree: dict[int, Any] = {}
+    for place, quotas in enumerate(choices):
         branch = tree
-        for rule in rules[:-1]:
-            branch = branch.setdefault(rule, {})
-        branch.setdefault(rules[-1], []).append(place)
+        for quota in quotas[:-1]:
+            branch = branch.setdefault(quota, {})
+        branch.setdefault(quotas[-1], []).append(place)
     return tree
 
 
@@ -117,7 +105,6 @@ class _SortedLists:
     Attributes:
         arrival: For each stage, where the item at a place of its order was in the order of the stage before, as an
             index into a flattened array ``(places, requests)``.
-        scores: Scores ``(places, requests)`` in the order of each stage, NaN in padding.
         real: Real items ``(places, requests)`` in the order of the first stage.
         relevant: Index into a flattened array in the order of the last stage, for each item with a weight.
         request: Request of each such item.
@@ -132,14 +119,11 @@ class _SortedLists:
         first = _order(scores[0], mask, partial(ties.keys, 0))[:, :reach]
         real = np.take_along_axis(mask, first, 1)
         place = np.broadcast_to(np.arange(reach), first.shape)  # of each item in the order of the stage
-        own = np.where(real, np.take_along_axis(scores[0], first, 1), np.nan)
-        self.scores = [_by_place(own)]
         self.arrival: list[NDArray[np.int64]] = []
         for stage in range(1, len(scores)):
             own = np.where(real, np.take_along_axis(scores[stage], first, 1), np.nan)
             order = _order(own, real, partial(ties.keys, stage, first))
             self.arrival.append(self._flat(np.take_along_axis(place, order, 1)))
-            self.scores.append(_by_place(np.take_along_axis(own, order, 1)))
             place = np.empty_like(order)
             np.put_along_axis(place, order, np.broadcast_to(np.arange(reach), order.shape), 1)
         self.real = _by_place(real)
@@ -147,14 +131,6 @@ class _SortedLists:
         self.request, item = np.nonzero(own_weight * real)
         self.weight = own_weight[self.request, item]
         self.relevant = place[self.request, item] * self.requests + self.request
-        self._above: dict[tuple[int, float], NDArray[np.int64]] = {}
-
-    def above(self, stage: int, score: float) -> NDArray[np.int64]:
-        """Return the number of items ``(requests,)`` with at least this score, including those that were dropped."""
-        key = stage, score
-        if key not in self._above:
-            self._above[key] = (self.scores[stage] >= score).sum(0)
-        return self._above[key]
 
     def _flat(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         return _by_place(places * self.requests + np.arange(self.requests)[:, None])
@@ -199,7 +175,7 @@ def _by_place(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Visit:
-    """Adds the outcomes of a block of lists: every rule of every stage once for each choice of the rules before it."""
+    """Adds the outcomes of a block of lists: each quota of a stage once for each choice of the quotas before it."""
 
     def __init__(self, lists: _SortedLists, outcomes: Outcomes, single: slice | None) -> None:
         self._lists = lists
@@ -210,17 +186,17 @@ class _Visit:
         self._dtype = np.dtype(np.int32 if wide else np.int16)
         self._dropped = int(np.iinfo(np.int32 if wide else np.int16).max)  # rank of an item that was dropped
 
-    def run(self, tree: dict[Rule, Any]) -> None:
+    def run(self, tree: dict[int, Any]) -> None:
         self._stage(0, self._lists.real, tree, ())
 
-    def _stage(self, stage: int, alive: NDArray[np.bool_], tree: dict[Rule, Any], kept: tuple[float, ...]) -> None:
-        """Visit all rules of a stage for the items that arrive, in the order of the stage."""
+    def _stage(self, stage: int, alive: NDArray[np.bool_], tree: dict[int, Any], kept: tuple[float, ...]) -> None:
+        """Visit all quotas of a stage for the items that arrive, in the order of the stage."""
         count = self._running_count(alive)
         last = stage == self._last
         places = self._lists.relevant if last else self._lists.arrival[stage]
         rank = np.where(alive.ravel()[places], count.ravel()[places], self._dropped)
-        for rule, branch in tree.items():
-            quota = self._quota(rule, stage, count)
+        for wanted, branch in tree.items():
+            quota = min(wanted, self._dropped - 1)
             left = float(np.minimum(count[-1], quota).sum(dtype=np.int64))
             if last:
                 self._add(branch, rank <= quota, (*kept, left))
@@ -236,15 +212,6 @@ class _Visit:
         else:
             weight = lists.weight * survives
             outcomes.values[choices, self._single] = np.bincount(lists.request, weight, minlength=lists.requests)
-
-    def _quota(self, rule: Rule, stage: int, count: Counts) -> int | Counts:
-        """Return the number of items that a rule keeps, for all requests or for each."""
-        if not isinstance(rule, Threshold):
-            return min(rule, self._dropped - 1)
-        above = self._lists.above(stage, rule.score)
-        passing = np.where(above > 0, count[above - 1, np.arange(len(above))], 0)
-        quota: Counts = passing.clip(rule.least, min(rule.cap, self._dropped - 1)).astype(self._dtype)
-        return quota
 
     def _running_count(self, alive: NDArray[np.bool_]) -> Counts:
         count: Counts = np.empty(alive.shape, self._dtype)

@@ -359,7 +359,7 @@ class _DayLearner(CascadeLearner):
 
     def load_state_dict(self, state: State) -> None:
         """Restore the state of a learner, whose tables may have grown."""
-        self._grow(state.get("rows", {}))  # checkpoints of earlier releases have the sizes of the first day
+        self._grow(state["rows"])
         super().load_state_dict(state)
 
     def validate(self, on_batch: Callable[[int], None] = lambda count: None) -> dict[str, float]:

@@ -249,8 +249,8 @@ class _Stream:
         for day in days[1:]:
             methods = measured_methods(day, directories)
             before = known.get(day)
-            # the values of a day never change, so its summary is reused; earlier versions wrote no verdicts
-            reusable = before is not None and before.verdicts and set(metrics) <= set(before.methods[0].metrics)
+            # the values of a day never change, so its summary is reused
+            reusable = before is not None and set(metrics) <= set(before.methods[0].metrics)
             if before is not None and reusable and [method.name for method in before.methods] == methods:
                 entries.append(before)
             elif methods:

@@ -28,16 +28,16 @@ from pydantic import (
 from rankfall._suggestions import did_you_mean
 from rankfall._yaml_config import MAX_COUNT, OptionError, Section, shown
 from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
-from rankfall.registry.references import absolute, absolute_references, is_reference
+from rankfall.registry.references import absolute_references, is_reference
 from rankfall.training.config.cascade_metric_names import (
     JOINT,
     JOINT_VALUE,
     PUBLISHED_NDCG,
     RESERVED,
     VALUE_NDCG,
+    absolute_metric,
     higher_is_better,
     list_metric,
-    measured_name,
     measures,
     split_stage,
 )
@@ -195,11 +195,10 @@ class ObjectiveConfig(ComponentSection):
 def _is_cascade_metric(name: str) -> str:
     if name not in (JOINT, JOINT_VALUE) and ("/" not in name or not higher_is_better(name)):
         raise ValueError(
-            f"found {name!r}, expected joint_recall, STAGE/recall or STAGE/ndcg (the same as STAGE/alone/recall and "
-            "STAGE/alone/ndcg), joint_value, or joint/FEEDBACK"
+            f"found {name!r}, expected joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, or "
+            "joint/FEEDBACK"
         )
-    stage, metric = split_stage(measured_name(name))
-    return f"{stage}/{absolute(metric)}" if stage else metric
+    return absolute_metric(name)
 
 
 def _is_stage_metric(name: str) -> str:
@@ -378,8 +377,9 @@ class CascadeConfig(Section):
                 f"do not score all items; expected one of {', '.join(self.metrics)}"
             )
         raise ValueError(
-            f"training.metric: found {metric!r}, expected joint_recall, STAGE/recall, STAGE/ndcg, one of "
-            f"stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), joint_value, or joint/FEEDBACK with "
+            f"training.metric: found {metric!r}, expected joint_recall, STAGE/alone/recall, STAGE/alone/ndcg, "
+            f"STAGE/alone/ with one of stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), "
+            "joint_value, or joint/FEEDBACK with "
             f"one of feedback ({', '.join(self.feedback) or 'which is empty'})"
         )
 

@@ -1,20 +1,17 @@
 """Names of the metrics of a cascade.
 
-Figures of a stage by itself, over the whole list, are shown as ``STAGE/alone/recall``, ``STAGE/alone/ndcg`` and so on.
-Their first names were ``STAGE/recall`` and ``STAGE/ndcg``. Configurations accept both. Results in memory and columns of
-files use the first names, and JSON has both for one more release.
+Figures of a stage by itself, over the whole list, are ``STAGE/alone/recall``, ``STAGE/alone/ndcg`` and so on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from rankfall.registry import metric_names
+from rankfall.registry.references import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
-
-T = TypeVar("T")
+    from collections.abc import Container, Iterable, Sequence
 
 JOINT = "joint_recall"
 
@@ -47,9 +44,8 @@ METRICS_OF_CASCADES = {
     "STAGE/lost": "share of the ground truth that the stage drops; lower is better",
     "STAGE/value": "share of the relevance of the ground truth that is left after the stage",
     "STAGE/FEEDBACK": "share of a feedback that is left after the stage",
-    "STAGE/alone/recall": "recall of the stage by itself, over the whole list; also STAGE/recall",
-    "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth; also "
-    "STAGE/ndcg",
+    "STAGE/alone/recall": "recall of the stage by itself, over the whole list",
+    "STAGE/alone/ndcg": "NDCG of the stage by itself, over the whole list, with gain 1 for the ground truth",
     "STAGE/shown/auc": "share of the pairs of a relevant and an irrelevant item that the stage orders correctly, "
     "within the items that reached the last stage of the log; measured if relevance is a column",
     "STAGE/shown/ndcg": "NDCG of the stage within the same items, with gain 1 for relevant ones",
@@ -69,14 +65,16 @@ def measures(
         complete: Whether all stages score the whole list. If they do not, only the first stage has a recall by itself.
 
     >>> measures(["ranking"], ["ndcg_linear@10"])
-    ['joint_recall', 'ranking/recall', 'ranking/ndcg', 'ranking/lost', 'ranking/ndcg_linear@10']
+    ['joint_recall', 'ranking/alone/recall', 'ranking/alone/ndcg', 'ranking/lost', 'ranking/alone/ndcg_linear@10']
     >>> measures(["retrieval", "ranking"], feedback=["revenue"], complete=False)
-    ['joint_recall', 'joint/revenue', 'retrieval/recall', 'retrieval/lost', 'retrieval/revenue', 'ranking/lost']
+    ['joint_recall', 'joint/revenue', 'retrieval/alone/recall', 'retrieval/lost', 'retrieval/revenue', 'ranking/lost']
     """
     names = [JOINT, *(f"joint/{name}" for name in feedback)]
     for place, stage in enumerate(stages):
-        alone = [*_ALONE_ALWAYS] if complete else ["recall"] if place == 0 else []
-        names += [f"{stage}/{metric}" for metric in dict.fromkeys((*alone, "lost", *(further if complete else ())))]
+        always = [*_ALONE_ALWAYS] if complete else ["recall"] if place == 0 else []
+        names += [alone_name(stage, metric) for metric in always]
+        names.append(f"{stage}/lost")
+        names += [alone_name(stage, metric) for metric in dict.fromkeys(further if complete else ())]
         names += [f"{stage}/{name}" for name in feedback if place < len(stages) - 1]
     return names
 
@@ -112,59 +110,47 @@ def higher_is_better(metric: str) -> bool:
     >>> [higher_is_better(metric) for metric in ("joint_recall", "ranking/lost", "ranking/alone/arp", "arp")]
     [True, False, False, False]
     """
-    _, name = split_stage(measured_name(metric))
-    return name != "lost" and metric_names.higher_is_better(name)
+    _, name = split_stage(metric)
+    return name != "lost" and metric_names.higher_is_better(name.removeprefix(f"{ALONE}/"))
 
 
 def split_stage(metric: str) -> tuple[str, str]:
     """Return the stage and the metric of a name. Metrics that are references to files have slashes themselves.
 
-    >>> split_stage("ranking/lost"), split_stage("ndcg@10"), split_stage("ranking//home/ada/own.py:rbp@0.8")
-    (('ranking', 'lost'), ('', 'ndcg@10'), ('ranking', '/home/ada/own.py:rbp@0.8'))
+    >>> split_stage("ranking/lost"), split_stage("ndcg@10"), split_stage("ranking/alone//home/ada/own.py:rbp@0.8")
+    (('ranking', 'lost'), ('', 'ndcg@10'), ('ranking', 'alone//home/ada/own.py:rbp@0.8'))
     """
     stage, slash, name = metric.partition("/")
     return (stage, name) if slash and stage.isidentifier() else ("", metric)
 
 
-# --- two names of one metric --------------------------------------------------------------------------------------
+def alone_name(stage: str, metric: str) -> str:
+    """Return the name of a metric of a stage by itself.
 
-
-def measured_name(metric: str) -> str:
-    """Return the name that results use for a metric.
-
-    >>> measured_name("ranking/alone/recall"), measured_name("ranking/recall")
-    ('ranking/recall', 'ranking/recall')
+    >>> alone_name("ranking", "recall")
+    'ranking/alone/recall'
     """
-    stage, name = split_stage(metric)
-    return f"{stage}/{name.removeprefix(f'{ALONE}/')}" if stage else metric
+    return f"{stage}/{ALONE}/{metric}"
 
 
 def shown_name(metric: str) -> str:
-    """Return the name under which tables show a metric: figures of a stage by itself are named as such.
+    """Return the name under which tables show a metric: references to files are shown without their folders.
 
-    References to files are shown without their folders.
-
-    >>> [shown_name(metric) for metric in ("ranking/recall", "ranking/lost", "joint_recall", "ndcg@10")]
-    ['ranking/alone/recall', 'ranking/lost', 'joint_recall', 'ndcg@10']
-    >>> shown_name("ranking//home/ada/own.py:rbp@0.8"), shown_name("/home/ada/own.py:rbp@0.8")
+    >>> shown_name("ranking/alone/recall"), shown_name("joint_recall")
+    ('ranking/alone/recall', 'joint_recall')
+    >>> shown_name("ranking/alone//home/ada/own.py:rbp@0.8"), shown_name("/home/ada/own.py:rbp@0.8")
     ('ranking/alone/own.py:rbp@0.8', 'own.py:rbp@0.8')
     """
-    stage, name = split_stage(measured_name(metric))
-    place, colon, own = name.rpartition(":")
-    is_alone = stage and (colon or name.partition("@")[0] in _OF_ALONE)
-    short = f"{place.rpartition('/')[2]}{colon}{own}"
-    return f"{stage}/{ALONE}/{short}" if is_alone else f"{stage}/{short}" if stage else short
+    place, colon, own = metric.rpartition(":")
+    if not colon:
+        return metric
+    stage, _ = split_stage(metric)
+    short = f"{place.rpartition('/')[2]}:{own}"
+    return alone_name(stage, short) if stage else short
 
 
-def with_both_names(figures: Mapping[str, T]) -> dict[str, T]:
-    """Return figures by metric with both names of those that have two, for JSON."""
-    return {**figures, **{shown_name(name): figure for name, figure in figures.items()}}
-
-
-def with_one_name(figures: Mapping[str, T]) -> dict[str, T]:
-    """Return figures by metric without the second name of those that have two, for tables and tests.
-
-    >>> with_one_name({"joint_recall": 0.5, "ranking/recall": 0.7, "ranking/alone/recall": 0.7})
-    {'joint_recall': 0.5, 'ranking/recall': 0.7}
-    """
-    return {name: figure for name, figure in figures.items() if measured_name(name) == name}
+def absolute_metric(metric: str) -> str:
+    """Return the name of a metric of a cascade with the absolute path of a reference to a file."""
+    stage, name = split_stage(metric)
+    own = name.removeprefix(f"{ALONE}/")
+    return alone_name(stage, absolute(own)) if stage and own != name else metric

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rankfall._yaml_config import ConfigError, Section, parse_yaml, shown, to_yaml
 from rankfall._yaml_reader import MAX_DEPTH
 from rankfall.registry.references import absolute, absolute_references, is_file_reference
-from rankfall.training.config.cascade_metric_names import split_stage
+from rankfall.training.config.cascade_metric_names import absolute_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,8 +99,8 @@ def with_absolute_path(content: Mapping[str, Any]) -> dict[str, Any]:
         changed = set_option(changed, "training.start_from", str(Path(training["start_from"]).absolute()))
     metric = training.get("metric")
     if isinstance(metric, str) and is_file_reference(metric):
-        stage, own = split_stage(metric) if content.get("stages") else ("", metric)
-        changed = set_option(changed, "training.metric", f"{stage}/{absolute(own)}" if stage else absolute(own))
+        found = absolute_metric(metric) if content.get("stages") else absolute(metric)
+        changed = set_option(changed, "training.metric", found)
     return changed
 
 

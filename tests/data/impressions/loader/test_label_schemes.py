@@ -140,11 +140,10 @@ def test_negatives_tie_with_the_first_stage(tmp_path: Path) -> None:
     assert set(batch.grade[batch.depth <= 0].tolist()) == {0}
 
 
-def test_states_of_loaders_without_labels_still_load(tmp_path: Path) -> None:
+def test_states_of_loaders_with_other_labels_are_refused(tmp_path: Path) -> None:
     log = simulated(tmp_path / "log")
     loader = ImpressionLoader(log, "..", batch=16)
     state = loader.state_dict()
-    del state["settings"]["labels"]
     loader.load_state_dict(state)
     other = ImpressionLoader(log, "..", batch=16, labels="published")
     with pytest.raises(ValueError, match="saved with labels = 'full'"):

@@ -303,7 +303,7 @@ class ImpressionLoader:
         """
         try:
             epoch, day, batch = state["epoch"], state["day"], state["batch"]
-            settings = {"labels": "full"} | dict(state["settings"])  # states of earlier versions have no labels
+            settings = dict(state["settings"])
         except (KeyError, TypeError, ValueError):
             raise ValueError("state: expected the result of state_dict()") from None
         for name, value in self._settings().items():

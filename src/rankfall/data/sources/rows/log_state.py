@@ -203,8 +203,8 @@ class StoredState:
         entry = log.manifest.get(STATE)
         if entry is None:
             raise ValueError(
-                f"append: {log.path} has no state to which days can be appended: another command or an earlier release "
-                "wrote it; prepare it again"
+                f"append: {log.path} has no state to which days can be appended: another command wrote it; prepare it "
+                "again"
             )
         self._log = log
         self._directory = log.path / STATE / entry["name"]

@@ -5,7 +5,7 @@ import { el, whole } from "./dom.js";
 const share = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(1)}\u00a0%`);
 const range = ({ low, high }) => (low === null ? "" : ` (95\u00a0% interval ${(100 * low).toFixed(1)} to ${share(high)})`);
 
-/** Return the recall in sentences, with a table of the stages. Bundles of early releases have none. */
+/** Return the recall in sentences, with a table of the stages. Bundles that were not measured have none. */
 export function measuredView(about) {
   const { measured } = about;
   if (!measured) return null;

@@ -1,10 +1,8 @@
-"""MQ2007's ranks and features, held against a join in plain Python."""
+"""examples/mq2007: ranks and features, held against a join in plain Python."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
-import json
 import math
 import os
 import random
@@ -16,16 +14,27 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from rankfall.data.sources.mq2007 import FROM_MODELS, WITHOUT_FEATURES, WITHOUT_RANKS, prepare_mq2007, source_files
+from rankfall.data.impressions.log import ImpressionLog
 from support.command_line import run
+from support.examples import prepare_example, spec_of
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall.data.impressions.log import ImpressionLog
-
 Line = tuple[float, str, str, list[float | None]]
 Part = dict[int, dict[str, tuple[float, list[float], list[float], list[float]]]]
+
+
+def prepare_mq2007(source: Path, out: Path, *, missing_at_random: bool = False) -> ImpressionLog:
+    options = {"directory": str(source), "missing_at_random": missing_at_random}
+    return prepare_example(spec_of("mq2007"), out, options)
+
+
+def source_files(source: Path) -> list[Path]:
+    """The files of ranks and of features, one part after the other."""
+    files = sorted(source.glob("*_S?.txt*"), key=lambda path: (path.name.partition("_")[2][:2], path.name))
+    return [path for pair in zip(files[1::2], files[::2], strict=True) for path in pair]
 
 
 # --- the witness ----------------------------------------------------------------------------------------------------
@@ -130,25 +139,22 @@ def test_documents_of_both_files_are_joined(twin: Path, tmp_path: Path) -> None:
     log = prepare_mq2007(twin, tmp_path / "log")
     log.verify()
     assert list(log.days) == ["S1", "S2", "S3"]
-    assert log.manifest["about"]["item_features"] == "per request"
     joined = 0
     for day, part in parts_by_hand(twin).items():
         check_part(log, day, part)
         joined += sum(len(documents) for documents in part.values())
-    ranked = sum(len(read_lines(path)) for path in twin.glob("systems21_*"))
-    assert log.manifest["about"]["left_out"] == {WITHOUT_FEATURES: ranked - joined, WITHOUT_RANKS: 0}
-    for source in log.manifest["about"]["sources"]:
-        assert source["rows"] == len(read_lines(Path(source["path"])))
-        assert source["sha256"] == hashlib.sha256(Path(source["path"]).read_bytes()).hexdigest()
+    assert log.manifest["about"]["counts"]["rows"] == joined
 
 
 def test_rows_from_models_can_be_left_out(twin: Path, tmp_path: Path) -> None:
     listed = [(qid, docid) for _, qid, docid, _ in read_lines(twin / "features46_S2.txt")][::3]
     (twin / "rows_from_models.tsv").write_text("qid\tdocid\n" + "".join(f"{q}\t{d}\n" for q, d in listed))
     log = prepare_mq2007(twin, tmp_path / "log", missing_at_random=True)
-    for day, part in parts_by_hand(twin, set(listed)).items():
+    parts = parts_by_hand(twin, set(listed))
+    for day, part in parts.items():
         check_part(log, day, part)
-    assert log.manifest["about"]["left_out"][FROM_MODELS] == len(listed)
+    joined = sum(len(documents) for part in parts_by_hand(twin).values() for documents in part.values())
+    assert len(log.items()) == joined - len(listed)
 
 
 def test_packed_and_plain_files_give_the_same_bytes(twin: Path, tmp_path: Path) -> None:
@@ -157,7 +163,7 @@ def test_packed_and_plain_files_give_the_same_bytes(twin: Path, tmp_path: Path) 
         path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
     prepare_mq2007(twin, tmp_path / "two")
-    for file in (tmp_path / "one").rglob("*.arrow"):
+    for file in [*(tmp_path / "one" / "days").rglob("*.arrow"), tmp_path / "one" / "items.arrow"]:
         assert file.read_bytes() == (tmp_path / "two" / file.relative_to(tmp_path / "one")).read_bytes()
 
 
@@ -165,7 +171,7 @@ def test_documents_that_only_the_features_know_are_left_out(twin: Path, tmp_path
     path = twin / "features46_S3.txt"
     write_lines(path, [*read_lines(path), (0.0, "31", "GX-unknown", [0.5] * 46)])
     log = prepare_mq2007(twin, tmp_path / "log")
-    assert log.manifest["about"]["left_out"][WITHOUT_RANKS] == 1
+    assert "31/GX-unknown" not in log.items()["id"].to_pylist()
     check_part(log, "S3", parts_by_hand(twin)["S3"])
 
 
@@ -197,27 +203,33 @@ def _remove(pattern: str) -> Callable[[Path], None]:
     return apply
 
 
+def _relabel(source: Path) -> None:
+    path = source / "features46_S1.txt"
+    (label, qid, docid, values), *lines = read_lines(path)
+    write_lines(path, [((label + 1) % 3, qid, docid, values), *lines])
+
+
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no files": (_remove("*"), "found neither systems21_S1"),
-    "no features": (_remove("features46_S2.txt"), r"neither features46_S2\.txt and"),
-    "both forms": (lambda source: (source / "systems21_S2.txt").touch(), "found both"),
+    "no features": (_remove("features46_S2.txt"), r"found 0 of features46_S2\.txt and"),
+    "both forms": (lambda source: (source / "systems21_S2.txt").touch(), r"found 2 of systems21_S2\.txt and"),
     "empty": (_edit("features46_S2.txt", list.clear), r"features46_S2\.txt: found no lines"),
-    "cut off": (lambda source: _cut(source / "systems21_S1.txt.gz"), r"systems21_S1\.txt\.gz: damaged or truncated"),
-    "no number": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:seven"), r"features46_S1\.txt:2: the value of '7:se"),
-    "missing": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:NULL"), r"features46_S1\.txt:2: .* missing"),
+    "cut off": (lambda source: _cut(source / "systems21_S1.txt.gz"), r"systems21_S1\.txt\.gz: the file is truncated"),
+    "no number": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:seven"), r"features46_S1\.txt:2: .* not a number"),
+    "missing": (_replace("features46_S1.txt", 1, r" 7:\S+", " 7:NULL"), r"features46_S1\.txt:2: .* not a number"),
     "short line": (_replace("features46_S1.txt", 2, r" 46:\S+", ""), r"features46_S1\.txt:3: .* 1 to 46"),
     "long line": (_replace("features46_S1.txt", 2, r" #", " 47:1 #"), r"features46_S1\.txt:3: .* 1 to 46"),
     "from 0": (_replace("systems21_S3.txt.gz", 0, r" 1:\S+ ", " 0:3 "), r"systems21_S3\.txt\.gz:1: .* 1 to 21"),
-    "no document": (_replace("features46_S2.txt", 0, r"#.*", ""), r"features46_S2\.txt:1: found no document"),
-    "qid": (_replace("features46_S2.txt", 1, r"qid:\d+", "qid:ten"), r"features46_S2\.txt:2: found qid:ten"),
-    "label": (_replace("systems21_S2.txt.gz", 0, r"^\d", "0.5"), r"systems21_S2\.txt\.gz:1: found the label 0\.5"),
-    "twice": (_edit("systems21_S2.txt.gz", lambda lines: lines.insert(1, lines[0])), r"S2\.txt\.gz:2: .* occurs twice"),
-    "labels differ": (_replace("features46_S1.txt", 0, r"^\d", "7"), "part S1: document .* among the features"),
-    "rank": (_replace("systems21_S1.txt.gz", 0, r" 3:\S+", " 3:0"), "has a rank outside 1 to 1000"),
+    "no document": (_replace("features46_S2.txt", 0, r"#.*", ""), r"features46_S2\.txt:1: expected '# ?docid"),
+    "qid": (_replace("features46_S2.txt", 1, r"qid:\d+", "qid:ten"), r"features46_S2\.txt:2: expected qid:NUMBER"),
+    "label": (_replace("systems21_S2.txt.gz", 0, r"^\d", "0.5"), r"systems21_S2\.txt\.gz:1: expected a label"),
+    "twice": (_edit("systems21_S2.txt.gz", lambda lines: lines.insert(1, lines[0])), r"S2\.txt\.gz:2: .* second time"),
+    "labels differ": (_relabel, "part S1: document .* another label among the features"),
+    "rank": (_replace("systems21_S1.txt.gz", 0, r" 3:\S+", " 3:0"), "found a rank outside 1 to 1000"),
 }
 
 
@@ -234,29 +246,26 @@ def test_wrong_files_are_clear_errors(twin: Path, tmp_path: Path, name: str) -> 
 def test_a_query_in_two_partitions_is_an_error(twin: Path, tmp_path: Path) -> None:
     for kind in ("systems21_S{}.txt.gz", "features46_S{}.txt"):
         (twin / kind.format(4)).write_bytes((twin / kind.format(1)).read_bytes())
-    with pytest.raises(ValueError, match="query 10 occurs in S1 and in S4"):
+    with pytest.raises(ValueError, match="request 10 has rows with more than one value of 'part'"):
         prepare_mq2007(twin, tmp_path / "log")
 
 
 def test_the_list_of_rows_from_models_must_be_there(twin: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--missing-at-random"):
+    with pytest.raises(ValueError, match=r"rows_from_models\.tsv"):
         prepare_mq2007(twin, tmp_path / "log", missing_at_random=True)
     (twin / "rows_from_models.tsv").write_text("query\tdocid\n1\tx\n")
-    with pytest.raises(ValueError, match="expected the columns qid and docid"):
+    with pytest.raises(ValueError, match="qid"):
         prepare_mq2007(twin, tmp_path / "log", missing_at_random=True)
 
 
-def test_the_command_says_what_it_did(twin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("prepare", "mq2007", str(twin), "--out", str(tmp_path / "log"))
-    assert run(*arguments, "--json") == 0
-    manifest = json.loads(capsys.readouterr().out)
-    assert list(manifest["days"]) == ["S1", "S2", "S3"]
-    assert run(*arguments) == 1
-    assert "--force" in capsys.readouterr().err
-    assert run(*arguments, "--force") == 0
-    left_out = manifest["about"]["left_out"][WITHOUT_FEATURES]
-    assert f"left out: {left_out} documents without features" in capsys.readouterr().out
-    assert run("prepare", "mq2007", str(tmp_path / "nowhere"), "--out", str(tmp_path / "log")) == 2
+def test_the_command_prepares_the_example(twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the first lines of ``spec.yaml``: in the root of the repository, with the files in ``$RANKFALL_DATA``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setenv("RANKFALL_DATA", str(twin.parent))
+    assert run("prepare", "rows", "--spec", "examples/mq2007/spec.yaml", "--out", "log") == 0
+    log = ImpressionLog.load(tmp_path / "log")
+    assert list(log.days) == ["S1", "S2", "S3"]
 
 
 # --- the real files -------------------------------------------------------------------------------------------------
@@ -285,7 +294,6 @@ def test_the_real_files_are_joined(real: Path, real_log: ImpressionLog) -> None:
         "S5": 336,
     }
     assert len(real_log.items()) == 61_644
-    assert real_log.manifest["about"]["left_out"] == {WITHOUT_FEATURES: 69_623 - 61_644, WITHOUT_RANKS: 0}
     ranks, features = source_files(real)[-2:]
     check_part(real_log, "S5", join_by_hand(read_lines(ranks), read_lines(features)))
 

@@ -1,8 +1,7 @@
-"""The funnel made from MovieLens' ratings, held against loops over the files."""
+"""examples/movielens: the funnel made from MovieLens' ratings, held against loops over the files."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
@@ -11,16 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from rankfall.data.sources.movielens import AGES, GENRES, POPULAR, prepare_movielens
+from rankfall.data.impressions.log import ImpressionLog
 from support.command_line import run
+from support.examples import prepare_example, spec_of
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall.data.impressions.log import ImpressionLog
-
-BLOCK, SAMPLE, DAYS = 8, 5, 3
+SPEC = spec_of("movielens")
+BLOCK, SAMPLE, DAYS, POPULAR = 8, 5, 3, 100
+AGES = ["1", "18", "25", "35", "45", "50", "56"]
+GENRES = [
+    "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy",
+    "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western",
+]  # fmt: skip
 START = 956_703_932
 
 
@@ -42,6 +47,14 @@ class Files(NamedTuple):
     ratings: list[Rating]
     films: dict[int, Film]
     users: dict[int, tuple[str, str, int, str]]
+
+
+def prepare_movielens(
+    folder: Path, out: Path, *, days: int = DAYS, block: int = BLOCK, sample: int = SAMPLE, seed: int = 0
+) -> ImpressionLog:
+    options = {"directory": str(folder), "days": days, "block": block, "sample": sample, "seed": seed}
+    stages = [stage | {"sample": sample} for stage in SPEC["stages"]]
+    return prepare_example(SPEC | {"stages": stages}, out, options, seed=seed)
 
 
 def write(folder: Path, name: str, lines: list[str]) -> None:
@@ -78,7 +91,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.fixture(scope="module")
 def log(files: Files, tmp_path_factory: pytest.TempPathFactory) -> ImpressionLog:
     out = tmp_path_factory.mktemp("out") / "log"
-    return prepare_movielens(files.folder, out, days=DAYS, block=BLOCK, sample=SAMPLE)
+    return prepare_movielens(files.folder, out)
 
 
 @pytest.fixture(scope="module")
@@ -176,38 +189,47 @@ def test_grades_follow_stage_and_stars(impressions: list[dict[str, Any]]) -> Non
 def test_sequences_hold_what_the_user_liked_before(
     files: Files, log: ImpressionLog, impressions: list[dict[str, Any]]
 ) -> None:
-    years = {value: 2 + place for place, value in enumerate(log.vocabulary("item.year").to_pylist())}
+    years, genres = ids(log, "item.year"), ids(log, "item.genre")
+    blocks = blocks_by_hand(files)
     lengths = set()
     for impression in impressions:
         user, time = user_ids(files, log, impression), seconds(impression)
-        before = [r for r in files.ratings if r.user == user and r.time < time and r.stars >= 4]
-        films = [rating.film for rating in sorted(before, key=lambda r: (r.time, r.film))][-50:]
+        earlier = sorted((of[0].time, of) for (one, begin), of in blocks.items() if one == user and begin < time)
+        liked = [sorted((r for r in of if r.stars >= 4), key=lambda r: (-r.stars, r.film)) for _, of in earlier]
+        films = [rating.film for of in liked for rating in of][-50:]
         lengths.add(len(films))
         assert impression["sequence.liked.movie_id"] == [film + 2 for film in films]
-        assert impression["sequence.liked.genre"] == [2 + GENRES.index(files.films[film].genres[0]) for film in films]
+        assert impression["sequence.liked.genre"] == [genres[files.films[film].genres[0]] for film in films]
         assert impression["sequence.liked.year"] == [
-            0 if (year := files.films[film].year) is None else years[year] for film in films
+            0 if (year := files.films[film].year) is None else years.get(year, 1) for film in films
         ]
     assert 0 in lengths
     assert 50 in lengths
 
 
+def ids(log: ImpressionLog, table: str) -> dict[Any, int]:
+    """The ids of the values of a vocabulary."""
+    return {value: 2 + place for place, value in enumerate(log.vocabulary(table).to_pylist())}
+
+
 def test_features_are_those_of_the_files(files: Files, log: ImpressionLog, impressions: list[dict[str, Any]]) -> None:
-    zips = log.vocabulary("user.zip").to_pylist()
+    names = ("user.zip", "user.gender", "user.age", "item.genre")
+    zips, genders, ages, first_genres = (ids(log, name) for name in names)
     for impression in impressions:
         gender, age, occupation, code = files.users[user_ids(files, log, impression)]
-        assert impression["user.gender"] == 2 + "FM".index(gender)
-        assert impression["user.age"] == 2 + AGES.index(age)
+        assert impression["user.gender"] == genders[gender]
+        assert impression["user.age"] == ages.get(int(age), 1)
         assert impression["user.occupation"] == 2 + occupation
-        assert zips[impression["user.zip"] - 2] == code[:3]
+        assert impression["user.zip"] == zips.get(code[:3], 1)
         when = datetime.fromtimestamp(seconds(impression), UTC)
         assert impression["context.weekday"] == 2 + when.weekday()
         assert impression["context.hour"] == 2 + when.hour
         for place, film in enumerate(impression["item"]):
             genres = files.films[film].genres
-            assert impression["item.genre"][place] == 2 + GENRES.index(genres[0])
+            assert impression["item.genre"][place] == first_genres[genres[0]]
             assert impression["item.genres"][place] == [float(genre in genres) for genre in GENRES]
-    assert log.items()["item"].to_pylist() == sorted(files.films)
+    shown = {film for impression in impressions for film in impression["item"]}
+    assert shown <= set(log.items()["item"].to_pylist()) <= set(files.films)
 
 
 def test_what_comes_later_changes_nothing_but_labels(files: Files, tmp_path: Path) -> None:
@@ -222,7 +244,7 @@ def test_what_comes_later_changes_nothing_but_labels(files: Files, tmp_path: Pat
     write(other, "ratings.dat", ["::".join(map(str, rating)) for rating in changed])
     before = {}
     for folder in (files.folder, other):
-        log = prepare_movielens(folder, tmp_path / f"log-{folder.name}", days=1, block=BLOCK, sample=SAMPLE)
+        log = prepare_movielens(folder, tmp_path / f"log-{folder.name}", days=1)
         rows = log.days["day-01"].table().to_pylist()
         blocks = blocks_by_hand(files)
         over = {key for key, block in blocks.items() if block[-1].time < moment}
@@ -232,8 +254,8 @@ def test_what_comes_later_changes_nothing_but_labels(files: Files, tmp_path: Pat
 
 
 def test_one_seed_gives_one_log(files: Files, log: ImpressionLog, tmp_path: Path) -> None:
-    same = prepare_movielens(files.folder, tmp_path / "same", days=DAYS, block=BLOCK, sample=SAMPLE)
-    other = prepare_movielens(files.folder, tmp_path / "other", days=DAYS, block=BLOCK, sample=SAMPLE, seed=1)
+    same = prepare_movielens(files.folder, tmp_path / "same")
+    other = prepare_movielens(files.folder, tmp_path / "other", seed=1)
     for day in log.days:
         assert log.days[day].manifest["sha256"] == same.days[day].manifest["sha256"]
         assert log.days[day].manifest["sha256"] != other.days[day].manifest["sha256"]
@@ -246,7 +268,7 @@ def test_line_ends_of_windows_are_fine(files: Files, log: ImpressionLog, tmp_pat
     source.mkdir()
     for name in ("ratings.dat", "users.dat", "movies.dat"):
         (source / name).write_bytes((files.folder / name).read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
-    same = prepare_movielens(source, tmp_path / "log", days=DAYS, block=BLOCK, sample=SAMPLE)
+    same = prepare_movielens(source, tmp_path / "log")
     assert [day.manifest["sha256"] for day in same.days.values()] == [
         day.manifest["sha256"] for day in log.days.values()
     ]
@@ -255,28 +277,27 @@ def test_line_ends_of_windows_are_fine(files: Files, log: ImpressionLog, tmp_pat
 def _set(name: str, line: int, text: str) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         lines = (folder / name).read_bytes().decode("latin-1").split("\n")
-        lines[line - 1] = text
+        lines[line - 1] = text.format(known="::".join(lines[line - 1].split("::")[:2]))
         (folder / name).write_bytes("\n".join(lines).encode("latin-1"))
 
     return spoil
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no file": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat"),
-    "missing": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat missing; MovieLens-1M has ratings\.dat"),
+    "missing": (lambda folder: (folder / "users.dat").unlink(), r"users\.dat"),
     "empty": (lambda folder: write(folder, "movies.dat", []), r"movies\.dat: found no lines"),
-    "fields": (_set("ratings.dat", 3, "1::2::3"), r"ratings\.dat:3: found 3 fields between '::', expected 4"),
-    "commas": (_set("ratings.dat", 3, "1,2,3,4"), r"ratings\.dat:3: found 1 fields"),
-    "user": (_set("ratings.dat", 7, "9::1::3::956703932"), r"ratings\.dat:7: found the user_id 9, which no"),
-    "film": (_set("ratings.dat", 7, "1::999::3::956703932"), r"ratings\.dat:7: found the movie_id 999, which no"),
-    "no number": (_set("ratings.dat", 4, "x::1::3::956703932"), r"ratings\.dat:4: found the user_id 'x'"),
-    "negative": (_set("ratings.dat", 4, "1::-1::3::956703932"), r"ratings\.dat:4: found the movie_id '-1'"),
-    "stars": (_set("ratings.dat", 4, "1::998::3.5::956703932"), r"ratings\.dat:4: found the rating '3.5', allowed"),
-    "time": (_set("ratings.dat", 4, "1::998::3::yesterday"), r"ratings\.dat:4: found the time 'yesterday'"),
-    "age": (_set("users.dat", 2, "2::F::17::3::12345"), r"users\.dat:2: found the age '17', allowed are 1, 18"),
-    "gender": (_set("users.dat", 2, "2::X::18::3::12345"), r"users\.dat:2: found the gender 'X', allowed are F, M"),
-    "user twice": (_set("users.dat", 2, "1::F::18::3::12345"), r"users\.dat:2: found user_id 1 a second time"),
-    "genre": (_set("movies.dat", 5, "5::Film (1999)::Drama|Noir"), r"movies\.dat:5: found the genres 'Drama\|Noir'"),
+    "fields": (_set("ratings.dat", 3, "1::2::3"), r"ratings\.dat:3: expected 4 fields between '::'"),
+    "commas": (_set("ratings.dat", 3, "1,2,3,4"), r"ratings\.dat:3: expected 4 fields"),
+    "user": (_set("ratings.dat", 7, "9::1::3::956703932"), r"ratings\.dat:7: found a user that users.dat lacks"),
+    "film": (_set("ratings.dat", 7, "1::999::3::956703932"), r"ratings\.dat:7: found a film that movies.dat lacks"),
+    "no number": (_set("ratings.dat", 4, "x::1::3::956703932"), r"ratings\.dat:4: expected a whole number as user_id"),
+    "negative": (_set("ratings.dat", 4, "1::-1::3::956703932"), r"ratings\.dat:4: found a film that movies.dat lacks"),
+    "stars": (_set("ratings.dat", 4, "1::998::3.5::956703932"), r"ratings\.dat:4: expected a whole number as rating"),
+    "too many": (_set("ratings.dat", 4, "{known}::6::956703932"), r"ratings\.dat:4: expected 1 to 5 stars"),
+    "time": (_set("ratings.dat", 4, "1::998::3::yesterday"), r"ratings\.dat:4: expected a whole number as time"),
+    "age": (_set("users.dat", 2, "2::F::young::3::12345"), r"users\.dat:2: expected a whole number as age"),
+    "user twice": (_set("users.dat", 2, "1::F::18::3::12345"), r"users\.dat:2: found the user a second time"),
+    "genre": (_set("movies.dat", 5, "5::Film (1999)::Drama|Noir"), r"movies\.dat:5: found an unknown genre"),
 }
 
 
@@ -288,8 +309,8 @@ def test_wrong_files_are_clear_errors(files: Files, tmp_path: Path, name: str) -
         (source / path.name).write_bytes(path.read_bytes())
     spoil, message = BROKEN[name]
     spoil(source)
-    with pytest.raises((ValueError, OSError), match=message):
-        prepare_movielens(source, tmp_path / "log", days=DAYS)
+    with pytest.raises(ValueError, match=message):
+        prepare_movielens(source, tmp_path / "log")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -300,7 +321,7 @@ def test_a_rating_stands_once(files: Files, tmp_path: Path) -> None:
         (source / path.name).write_bytes(path.read_bytes())
     lines = (source / "ratings.dat").read_text().splitlines()
     write(source, "ratings.dat", [*lines, lines[5]])
-    with pytest.raises(ValueError, match=rf"ratings\.dat:{len(lines) + 1}: found user_id .* a second time"):
+    with pytest.raises(ValueError, match=rf"ratings\.dat:{len(lines) + 1}: found the film of the user a second time"):
         prepare_movielens(source, tmp_path / "log")
 
 
@@ -309,15 +330,16 @@ def test_there_cannot_be_more_days_than_requests(files: Files, tmp_path: Path) -
         prepare_movielens(files.folder, tmp_path / "log", days=1000)
 
 
-def test_the_command_says_what_it_did(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("prepare", "movielens", str(files.folder), "--out", str(tmp_path / "log"))
-    assert run(*arguments, "--days", "2", "--block", "8", "--sample", "3", "--json") == 0
-    manifest = json.loads(capsys.readouterr().out)
-    assert list(manifest["days"]) == ["day-01", "day-02"]
-    assert max(manifest["about"]["counts"]["kept"].values()) <= 3 * manifest["impressions"]
-    assert run(*arguments) == 1
-    assert "--force" in capsys.readouterr().err
-    assert run(*arguments, "--force") == 0
+def test_the_command_prepares_the_example(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the first lines of ``spec.yaml``: in the root of the repository, with the files in ``ml-1m``."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "ml-1m").symlink_to(files.folder)
+    assert run("prepare", "rows", "--spec", "examples/movielens/spec.yaml", "--out", "log") == 0
     out = capsys.readouterr().out
     assert all(stage in out for stage in ("random", "popular", "low", "liked"))
-    assert run(*arguments, "--days", "0") == 2
+    log = ImpressionLog.load(tmp_path / "log")
+    assert list(log.days) == [f"day-{day:02}" for day in range(1, 11)]
+    assert max(log.manifest["about"]["counts"]["kept"].values()) <= 10 * log.manifest["impressions"]
