@@ -13,8 +13,16 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
-from rankfall.serving.bundle_files import INDEX, ITEMS, SCORER_GRAPH, USER_GRAPH, numbers, one_array, read_table
-from rankfall.serving.memory_files import read_file
+from rankfall.serving.bundle_files import (
+    INDEX,
+    ITEMS,
+    SCORER_GRAPH,
+    USER_GRAPH,
+    numbers,
+    one_array,
+    read_file,
+    read_table,
+)
 from rankfall.serving.onnx_stages import BLOCK, probing
 
 if TYPE_CHECKING:

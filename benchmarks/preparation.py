@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks import parse_settings, print_report, show_step
-from rankfall._files import checksum
+from rankfall.storage.files import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import module_environment, parse_settings, print_report, show_step
 from rankfall.benchmarks import loader
 from rankfall.data import ImpressionLog
-from rankfall.training.build_cascade import with_depths
+from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import ALONE, Group, joined
 from rankfall.training.learner import Position

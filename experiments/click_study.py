@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall._disk import make_directory
-from rankfall._files import write_file
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.examination import ExaminationCurve, ExaminationPoint, estimate_examination
 from rankfall.metrics import ndcg, recall
-from rankfall.simulation.feedback import ATTENTION
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.simulation.world import ATTENTION
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.train_cascade import load_run, train
 

@@ -35,25 +35,20 @@ import torch
 from scipy import stats
 
 import rankfall as rf
-from rankfall._yaml_config import to_yaml
+from rankfall._config import to_yaml
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLog
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.encoding.lookup import Lookup
-from rankfall.loop_demo.loop_files import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config
-from rankfall.serving.bundle_items import Items
-from rankfall.serving.encoded_requests import NO_ITEM
-from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
+from rankfall.encoding import Lookup
+from rankfall.loop_demo.loop_days import ANSWERED, LoopFiles, LoopSettings, new_users, stream_config
+from rankfall.serving.bundle_files import Items, MemoryFile
 from rankfall.serving.export.item_table import load_items
-from rankfall.serving.export.onnx_graphs import as_batch, described, inputs_of
-from rankfall.serving.memory_files import MemoryFile
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES
-from rankfall.serving.recording.record_segments import SegmentWriter
-from rankfall.serving.recording.request_sampling import sample_requests
-from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
-from rankfall.serving.request_encoder import RequestEncoder
+from rankfall.serving.export.onnx_graphs import as_batch, described, inputs_of, request_rules, request_vocabularies
+from rankfall.serving.recording.record_segments import EVENT_SCHEMA, EVENTS, SAMPLES, SegmentWriter
+from rankfall.serving.recording.recorder import ServedRequest, sample_batches, sample_requests
+from rankfall.serving.request_encoder import NO_ITEM, RequestEncoder
 from rankfall.serving.service.bundle_slots import model_name
-from rankfall.simulation.loop_tables import request_bodies, request_events
+from rankfall.simulation.live_users import request_bodies, request_events
 from rankfall.simulation.platform import day_name
 
 if TYPE_CHECKING:
@@ -61,9 +56,9 @@ if TYPE_CHECKING:
 
     from rankfall.cascade import Stage
     from rankfall.serving.bundle import Bundle
-    from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.export.item_table import ItemTable
     from rankfall.serving.onnx_stages import Rows, Scores
+    from rankfall.serving.request_encoder import EncodedRequests
     from rankfall.simulation.live_users import LivePortion, LiveUsers
 
 MOST_TIES = 0.01  # share of places with another item of an equal score

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall._disk import make_directory
-from rankfall._files import write_file
 from rankfall.metrics import funnel
 from rankfall.reporting.figures import HeatMaps, Lines, save
-from rankfall.simulation.matching import NO_ITEM
-from rankfall.simulation.platform import Platform
+from rankfall.simulation.platform import COARSE, POSITIVES, PRERANK, Platform
 from rankfall.simulation.presets import preset_of
-from rankfall.simulation.production import COARSE, POSITIVES, PRERANK
-from rankfall.simulation.relevance import mixed
+from rankfall.simulation.world import NO_ITEM, mixed
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

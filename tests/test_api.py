@@ -28,8 +28,7 @@ from rankfall.reporting.notebook import shown_in
 from rankfall.studies.comparison_plan import ComparisonConfig, load_comparison
 from rankfall.studies.search_space import load_search
 from rankfall.studies.stream.stream_config import StreamConfig, load_stream
-from rankfall.training.config.load_config import load_config
-from rankfall.training.config.overrides import apply_overrides
+from rankfall.training.config.load_config import apply_overrides, load_config
 from support.bundles import platform_bundle, platform_run
 from support.cascades import content, liked_log
 from support.command_line import run as command

@@ -16,7 +16,7 @@ import pytest
 
 import rankfall as rf
 from rankfall import serving
-from rankfall._argument_types import checked
+from rankfall._errors import checked
 from support.bundles import platform_bundle
 from support.services import requests
 

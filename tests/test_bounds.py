@@ -13,7 +13,7 @@ from torch import nn
 
 import rankfall as rf
 from rankfall import losses, metrics, models, ops
-from rankfall.metrics.bootstrap import interval, resampled_sums
+from rankfall.metrics.significance import interval, resampled_sums
 from rankfall.option_types import LARGEST, LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
 from support.batches import FEATURES
 from support.fuzzing import cases

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall import _disk
-from rankfall._files import fresh_directory, new_content, replace_link, scratch_directory, write_file
-from rankfall._leftovers import LeftoverWarning, clean_tree
+from rankfall.storage import disk as _disk
+from rankfall.storage.files import (
+    LeftoverWarning,
+    clean_tree,
+    fresh_directory,
+    new_content,
+    replace_link,
+    scratch_directory,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,7 +284,7 @@ def test_device_is_written_and_stays(tmp_path: Path) -> None:
 _TO_STANDARD_OUTPUT = """
 import sys
 from pathlib import Path
-from rankfall._files import write_file
+from rankfall.storage.files import write_file
 print("before", flush=True)
 write_file(Path(sys.argv[1]), "content\\n")
 print("after")

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import yaml
 
-from rankfall import _ray
+from rankfall import _engine as _ray
 from rankfall._engine import LOCAL, open_engine
 from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.recflow import prepare_recflow

@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 
 import rankfall as rf
-from rankfall._seal import SETTLED_NS, carried, check_file, note, once, seal, sealed, verification, verifies
 from rankfall.data import ImpressionLoader, ImpressionLog, RankingData
-from rankfall.data.impressions.log_watcher import LogWatcher
+from rankfall.data.impressions.log import LogWatcher
+from rankfall.data.sources.letor.parse import Recipe
 from rankfall.data.sources.letor.prepare_letor import prepare_letor
-from rankfall.data.sources.letor.recipe import Recipe
 from rankfall.reporting.files import write_report
+from rankfall.storage.manifests import SETTLED_NS, carried, check_file, note, once, seal, sealed, verification, verifies
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.workers import run_tasks
 from rankfall.training.config.load_config import validate_any
-from rankfall.training.run_directory import read_config, read_lines, read_result
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.train import train
+from rankfall.training.methods import train
+from rankfall.training.run_directory import read_config, read_lines, read_result, verify_run
 from rankfall.training.train_cascade import load_run
 from support.cascades import content
 from support.logs import DAYS, random_log

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall._json_reader import read_json_file
 from rankfall.data import ImpressionLog
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import LARGEST_MANIFEST
 from rankfall.serving.service.bundle_slots import find_newer_invalid
+from rankfall.storage.files import read_json_file
 from support.bundles import platform_bundle, platform_log, platform_run
 from support.command_line import run
 
@@ -63,7 +63,7 @@ def test_tables_of_a_log_that_are_not_verified(tmp_path: Path, make: Callable[[P
 
 _UNVERIFIED = """
 import sys
-from rankfall._seal import verification
+from rankfall.storage.manifests import verification
 from rankfall.data import ImpressionLog
 with verification(False):
     ImpressionLog.load(sys.argv[1]).items()

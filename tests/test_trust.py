@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall._trust import UntrustedError, check_import, is_trusted, remember, stored_code
+from rankfall.storage.trust import UntrustedError, check_import, is_trusted, remember, stored_code
 
 if TYPE_CHECKING:
     from pathlib import Path

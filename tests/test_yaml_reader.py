@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, parse_yaml, read_source, read_yaml, shown, to_yaml
+from rankfall._config import ConfigError, parse_yaml, read_source, read_yaml, shown, to_yaml
+from rankfall._errors import did_you_mean
 from rankfall._yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_VALUES
 from rankfall.studies.comparison_plan import load_comparison
-from rankfall.training.config.load_config import load_config
-from rankfall.training.config.overrides import apply_overrides
+from rankfall.training.config.load_config import apply_overrides, load_config
 from support.command_line import run
 
 if TYPE_CHECKING:

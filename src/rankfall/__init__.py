@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rankfall import api, data, losses, metrics, models, objectives, ops, option_types, register
     from rankfall import serving as serving
-    from rankfall._results import ResultError
-    from rankfall._yaml_config import ConfigError
+    from rankfall._config import ConfigError, ResultError
     from rankfall.api import (
         RankfallWarning,
         clean,
@@ -106,8 +105,7 @@ _PLACES = {  # modules of the names that are not modules themselves
         ),
         *("report", "reproduce", "simulate", "stream", "train", "tune"),
     ),
-    "rankfall._results": ("ResultError",),
-    "rankfall._yaml_config": ("ConfigError",),
+    "rankfall._config": ("ConfigError", "ResultError"),
     "rankfall.training.run_directory": ("Stopped", "TrainingError"),
 }
 

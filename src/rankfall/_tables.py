@@ -13,7 +13,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

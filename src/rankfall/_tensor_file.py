@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rankfall._disk import open_new
-from rankfall._files import new_content
-from rankfall._json_reader import parse_json
+from rankfall.storage.disk import open_new
+from rankfall.storage.files import new_content, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._checks import check_count
+from rankfall._errors import did_you_mean
 from rankfall._lists import rank_order
-from rankfall._suggestions import did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall._trust import stored_code
 from rankfall.data.impressions.spec import Features
 from rankfall.models.build import build_model, describe_model, tables_of
-from rankfall.registry.references import Source
-from rankfall.registry.stored_sources import check_present, check_weights_fit
+from rankfall.registry.references import Source, check_present, check_weights_fit
+from rankfall.storage.trust import stored_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from rankfall import __version__
-from rankfall._failures import DEBUG, is_panic
+from rankfall._errors import DEBUG, is_panic
 from rankfall.commands import (
     bench,
     clean,

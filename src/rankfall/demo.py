@@ -6,20 +6,18 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rankfall._disk import copy_tree, delete_tree
-from rankfall._files import fresh_directory, write_file
-from rankfall._yaml_config import dump
+from rankfall._config import dump
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import write_report
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.storage.disk import copy_tree, delete_tree
+from rankfall.storage.files import fresh_directory, write_file
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
 from rankfall.studies.evaluate import evaluation_files
-from rankfall.studies.plan.costs import parse_costs
-from rankfall.studies.plan.plan_quotas import Costs
-from rankfall.studies.plan.plan_run import plan_run
+from rankfall.studies.plan.plan_quotas import Costs, parse_costs, plan_run
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.run_directory import REPORT, read_config
 

@@ -21,32 +21,35 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankfall._argument_types import checked
-from rankfall._files import scratch_directory
-from rankfall._suggestions import did_you_mean
+from rankfall._config import ConfigError, leaves
+from rankfall._errors import checked, did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall._trust import stored_code
-from rankfall._yaml_config import ConfigError, leaves
-from rankfall.data.lists.arrays import QID, eval_pairs, per_set, split_of, to_column, to_offsets
+from rankfall.data.lists.arrays import QID, TableEncoding, eval_pairs, per_set, split_of, to_column, to_offsets
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.data.lists.table_columns import TableEncoding
 from rankfall.losses import GradeSoftmaxLoss
 from rankfall.metrics.named import forms, parse
 from rankfall.models import FeatureScaling
 from rankfall.registry.references import is_reference
-from rankfall.training.build_components import check_loss, classifies, make_loss
-from rankfall.training.build_ranker import make_ranker
+from rankfall.storage.files import scratch_directory
+from rankfall.storage.trust import stored_code
+from rankfall.training.build import check_loss, classifies, make_loss
+from rankfall.training.checks import check_lists, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
-from rankfall.training.device import placement_of
-from rankfall.training.in_memory import ListLearner, ListLoop, LossFunction, WeightedLoss, mean_over_lists
-from rankfall.training.label_checks import check_lists
+from rankfall.training.device import placement_of, seeded
 from rankfall.training.loop import BEST, train_in
-from rankfall.training.own_parts import own_code
-from rankfall.training.run_directory import CHECKPOINTS, TrainingError
-from rankfall.training.scoring import measure, score
-from rankfall.training.seeding import seeded
-from rankfall.training.train_ranker import count_grades, fit_scaling
+from rankfall.training.measured_lists import measure_scores as measure
+from rankfall.training.measured_lists import score
+from rankfall.training.run_directory import CHECKPOINTS, TrainingError, own_code
+from rankfall.training.train_ranker import (
+    ListLearner,
+    ListLoop,
+    LossFunction,
+    WeightedLoss,
+    count_grades,
+    fit_scaling,
+    mean_over_lists,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -56,9 +59,8 @@ if TYPE_CHECKING:
 
     from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
-    from rankfall.training.in_memory import BuiltLoss
     from rankfall.training.run_directory import TrainResult
-    from rankfall.training.train_ranker import Epoch
+    from rankfall.training.train_ranker import BuiltLoss, Epoch
 
     Loss = str | Mapping[str, Any] | Callable[..., Tensor]
 

@@ -17,7 +17,7 @@ import rankfall.studies.compare as comparisons
 from rankfall._tensor_file import read_checkpoint
 from rankfall.api.training import step_status
 from rankfall.encoding import UNSEEN
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from rankfall.training.run_directory import Step
 from support.cascades import content, liked_log
 from support.command_line import run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rankfall as rf
-from rankfall import _disk
-from rankfall._files import fresh_directory
+from rankfall.storage import disk as _disk
+from rankfall.storage.files import fresh_directory
 from support.command_line import run
 from support.fault_commands import write_leftovers
 

@@ -21,8 +21,9 @@ import pytest
 import torch
 
 import rankfall
-from rankfall import _files, losses
-from rankfall._failures import BugError, is_expected, one_line
+from rankfall import losses
+from rankfall._errors import BugError, is_expected, one_line
+from rankfall.storage import files as _files
 from support.command_line import run
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from rankfall.data.impressions.spec import load_spec
-from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config
 from rankfall.data.sources.draft.draft_files import draft_files
-from rankfall.data.sources.recflow_spec import recflow_spec
+from rankfall.data.sources.draft.draft_spec import LogShape, draft_cascade_config
+from rankfall.data.sources.recflow import recflow_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.config.load_config import load_config
 from support.command_line import run

@@ -13,7 +13,7 @@ from rankfall.commands.methods import PAPERS, Kind, Method, cited, default_text,
 from rankfall.component_docs import option_docs
 from rankfall.metrics.named import forms
 from rankfall.registry import names
-from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 from support.command_line import run
 from support.own_components import here as here
 from support.own_components import write

@@ -18,7 +18,7 @@ import pytest
 from typer.main import get_command
 
 from docs_site.blocks import EXECUTED, Block, blocks, pages
-from rankfall._yaml_config import parse_yaml
+from rankfall._config import parse_yaml
 from rankfall.cli import app
 from support.command_line import run
 from support.paths import ROOT

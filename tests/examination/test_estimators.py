@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rankfall.examination.estimators import Naive, Pairs, RegressionEM
-from rankfall.examination.shows import Shows, varies
+from rankfall.examination import Naive, Pairs, RegressionEM, Shows, varies
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rankfall.examination import ExaminationCurve, Shows, estimate_examination, read_shows
-from rankfall.simulation.feedback import ATTENTION
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.simulation.world import ATTENTION
 from support.command_line import run
 from support.logs import random_log
 
@@ -109,7 +109,7 @@ def test_ranks_that_are_the_positions_are_left_out(tmp_path: Path) -> None:
 
 
 def test_a_rising_curve_is_noted(log: ImpressionLog, tmp_path: Path) -> None:
-    from rankfall.examination.estimate import _rising
+    from rankfall.examination import _rising
 
     points = estimate_examination(log, VIEW, resamples=3).points
     assert _rising(points) == []
@@ -118,7 +118,7 @@ def test_a_rising_curve_is_noted(log: ImpressionLog, tmp_path: Path) -> None:
 
 
 def test_positions_must_begin_at_0() -> None:
-    from rankfall.examination.estimate import _usable
+    from rankfall.examination import _usable
 
     rows = np.arange(300)
     shows = Shows(rows % 3 + 1, rows > 0, rows, rows, "requests", {})

@@ -14,10 +14,10 @@ import torch
 import yaml
 
 from rankfall import ops
-from rankfall._files import checksum
 from rankfall.registry import references
 from rankfall.serving import Bundle
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.storage.files import checksum
 from support.bundles import made_once
 from support.command_line import run
 from support.paths import ROOT

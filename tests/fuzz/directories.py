@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from fuzz.damage import byte_changes, changed, damaged, structure_changes
 from fuzz.readers import refused_by_name
-from rankfall._files import checksum
-from rankfall._seal import verification
 from rankfall.data.impressions.loader import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.request_encoder import RequestError
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -21,21 +21,27 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall.data.sources.letor.parse import Rules, parse_block, parse_line
-from rankfall.data.sources.rows.column_types import text_type, to_type, used_type
-from rankfall.data.sources.rows.row_files import ROW, RowFile
+from rankfall.data.sources.rows.row_files import ROW, RowFile, text_type, to_type, used_type
 from rankfall.data.sources.safe_pickle import read_dict
-from rankfall.online.recorded_segments import read_batches
-from rankfall.serving.recording.messages import BadMessageError, Message, decode, encode
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
-from rankfall.serving.recording.record_segments import segments
-from rankfall.serving.service.http_io import ApiError
-from rankfall.serving.service.json_bodies import parse_json
+from rankfall.online.window_records import read_batches
+from rankfall.serving.recording.record_segments import (
+    EVENT_SCHEMA,
+    EVENTS,
+    SAMPLES,
+    BadMessageError,
+    Message,
+    decode,
+    encode,
+    sample_schema,
+    segments,
+)
+from rankfall.serving.service.http_io import ApiError, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankfall.data.sources.rows.columns import Role
+    from rankfall.data.sources.rows.raw_log import Role
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from fuzz.readers import (
     record_stream,
     row_file,
 )
-from rankfall.serving.recording.messages import Message, decode
+from rankfall.serving.recording.record_segments import Message, decode
 from support.fuzzing import cases, one_case
 
 if TYPE_CHECKING:

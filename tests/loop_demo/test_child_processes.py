@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.loop_demo.child_processes import ChildError, ChildProcesses
+from rankfall.loop_demo.run_loop import ChildError, ChildProcesses
 
 if TYPE_CHECKING:
     from pathlib import Path

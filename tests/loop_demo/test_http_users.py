@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall.loop_demo import http_users
-from rankfall.loop_demo.http_users import HttpUsers, ServedModel, ServiceError, is_late, with_repetitions
+from rankfall.loop_demo import loop_days as http_users
+from rankfall.loop_demo.loop_days import HttpUsers, ServedModel, ServiceError, is_late, with_repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.loop_demo import loop_files
-from rankfall.loop_demo.http_users import is_late
-from rankfall.loop_demo.loop_files import LoopFiles, LoopSettings, new_users
+from rankfall.loop_demo import loop_days as loop_files
+from rankfall.loop_demo.loop_days import LoopFiles, LoopSettings, is_late, new_users
 from rankfall.loop_demo.run_loop import Loop, StoppedError
-from rankfall.simulation.loop_tables import STAGES
+from rankfall.simulation.live_users import STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rankfall import losses, metrics, ops
-from rankfall.losses import _pairs
+from rankfall.losses import _module as _pairs
 from support.components import tables_of_files
 
 if TYPE_CHECKING:

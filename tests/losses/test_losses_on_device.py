@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankfall import losses
-from rankfall.losses import _pairs
+from rankfall.losses import _module as _pairs
 from support.standin_device import DEVICE, standin_device
 from support.variants import Device, Options, compare, make_lists, place, variants
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rankfall.metrics.bootstrap import interval, resampled_sums
+from rankfall.metrics.significance import interval, resampled_sums
 
 
 def test_resamples_of_three_requests_are_those_of_an_enumeration() -> None:

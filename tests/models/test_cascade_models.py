@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import rankfall as rf
-from rankfall.models import DIN, KINDS, EmbeddingMLP, Scorer, TwoTower, attention, from_config
-from rankfall.models.attention import AttentionPooling, attention_weights
-from rankfall.models.layers import ACTIVATIONS, Layers, PReLU, RowNorm
+from rankfall.models import DIN, KINDS, EmbeddingMLP, Scorer, TwoTower, from_config
+from rankfall.models import layers as attention
+from rankfall.models.layers import ACTIVATIONS, AttentionPooling, Layers, PReLU, RowNorm, attention_weights
 from rankfall.training.config.cascade_config import StageConfig
 from support.batches import FEATURES, RECFLOW, Impressions, blank, map_events, map_items, random_batch, spread, take
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import rankfall as rf
 from rankfall import registry
-from rankfall.models import MLP, FeatureScaling, Linear, attention
+from rankfall.models import MLP, FeatureScaling, Linear
+from rankfall.models import layers as attention
 from rankfall.models.layers import RowNorm
 from support.batches import FEATURES, Impressions, random_batch
 from support.standin_device import DEVICE, SynchronisationError, standin_device

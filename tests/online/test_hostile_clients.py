@@ -18,10 +18,10 @@ import pytest
 
 import rankfall as rf
 from rankfall.data import ImpressionLog
-from rankfall.encoding.lookup import Lookup
+from rankfall.encoding import Lookup
 from rankfall.online.parity import ParityError, _difference_of_scores
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.recording.request_sampling import KEY, sample_requests, sampling_key
+from rankfall.serving.recording.recorder import KEY, sample_requests, sampling_key
 from rankfall.studies.results import StreamResult
 from support.command_line import run
 from support.join_kills import copy_of

@@ -12,8 +12,7 @@ import pytest
 
 import rankfall as rf
 from rankfall.data import ImpressionLog
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA
-from rankfall.serving.recording.record_segments import SegmentWriter, segments
+from rankfall.serving.recording.record_segments import EVENT_SCHEMA, SegmentWriter, segments
 from support.command_line import run
 from support.join_kills import copy_of, joined, tree
 from support.served_records import (

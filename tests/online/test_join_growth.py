@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 
 from rankfall.data import ImpressionLog
-from rankfall.data.sources.rows.append_rows import append_rows
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
 from support.join_kills import copy_of, joined
 from support.join_witness import rows_frame, witness_join
 from support.served_records import older_rows, random_traffic, served_spec, write_items, write_segments

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall.data import ImpressionLog
-from rankfall.data.sources.rows.append_rows import append_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows
 from support.forks import DEADLINE, ENVIRONMENT
 from support.join_kills import copy_of, joined, tree
 from support.join_witness import rows_frame, witness_join

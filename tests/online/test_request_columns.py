@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.damage import hostile_values
-from rankfall.data.sources.rows.column_types import TIME
 from rankfall.data.sources.rows.log_state import StoredState
+from rankfall.data.sources.rows.row_files import TIME
 from rankfall.online import request_columns
+from rankfall.online.day_rows import make_layout
 from rankfall.online.request_columns import BodyColumns
-from rankfall.online.row_layout import make_layout
 from support.fuzzing import cases
 from support.served_records import MIDNIGHT, prepared_log, random_request, served_spec, topic_of, write_items
 

@@ -10,8 +10,7 @@ import torch
 
 from rankfall import ops
 from rankfall.ops import _rows
-from rankfall.ops.neural_sort import neural_rows
-from rankfall.ops.soft_sort import soft_sort_rows
+from rankfall.ops.softmax_sorts import neural_rows, soft_sort_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,8 @@ import pytest
 from rankfall import losses, metrics, models, objectives, ops, registry
 from rankfall.component_docs import documentation, documentation_of, option_docs
 from rankfall.register import registered
-from rankfall.registry.builtin_components import PACKAGES, export_others
 from rankfall.registry.option_values import expected_type
-from rankfall.registry.signatures import Option
+from rankfall.registry.signatures import PACKAGES, Option, export_others
 
 EVERY = [(kind, name) for kind in PACKAGES for name in registry.builtins(kind)]
 every_component = pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -57,7 +56,7 @@ def test_everything_that_a_configuration_needs_is_known_without_torch() -> None:
 import sys
 from rankfall import registry
 from rankfall.component_docs import option_docs
-from rankfall.registry.metric_names import forms, parse_name
+from rankfall.registry.option_values import forms, parse_name
 from rankfall.registry.option_values import expected_type
 for kind in registry.KINDS:
     for name in registry.names(kind):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall import _trust, registry
-from rankfall._trust import UntrustedError, remember, stored_code
+from rankfall import registry
 from rankfall.registry import references
 from rankfall.registry.references import Source, UnresolvedError, imported_files, resolve
+from rankfall.storage import trust as _trust
+from rankfall.storage.trust import UntrustedError, remember, stored_code
 from support.paths import ROOT
 
 if TYPE_CHECKING:

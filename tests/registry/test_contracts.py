@@ -9,8 +9,7 @@ import torch
 
 import rankfall as rf
 from rankfall import registry
-from rankfall.registry.contracts import CONTRACTS, check_component, guess_kind
-from rankfall.registry.references import UnresolvedError
+from rankfall.registry.references import CONTRACTS, UnresolvedError, check_component, guess_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

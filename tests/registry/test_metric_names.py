@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rankfall.metrics.named import parse
-from rankfall.registry.metric_names import forms, higher_is_better, parse_name, split_cutoffs
-from rankfall.training.config.cascade_metric_names import higher_is_better as of_cascades
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall.registry.option_values import forms, higher_is_better, parse_name
+from rankfall.registry.references import split_cutoffs
+from rankfall.training.config.component_checks import higher_is_better as of_cascades
+from rankfall.training.config.component_checks import shown_name
 from support.own_components import write
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import register, registry
-from rankfall._trust import UntrustedError, stored_code
-from rankfall.registry import user_files
+from rankfall.registry import references as user_files
 from rankfall.registry.references import (
     Source,
     UnresolvedError,
@@ -26,6 +25,7 @@ from rankfall.registry.references import (
     resolve,
     source_of,
 )
+from rankfall.storage.trust import UntrustedError, stored_code
 from support.own_components import write
 
 if TYPE_CHECKING:

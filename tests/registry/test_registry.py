@@ -8,18 +8,8 @@ import sys
 import pytest
 
 from rankfall import losses, models, objectives, ops
-from rankfall.registry import (
-    KINDS,
-    REQUIRED,
-    Kind,
-    check_options,
-    config_value,
-    explicit_operator,
-    get,
-    names,
-    options,
-)
-from rankfall.registry.metric_names import _fixed
+from rankfall.registry import KINDS, REQUIRED, Kind, check_options, config_value, explicit_operator, get, names, options
+from rankfall.registry.option_values import _fixed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ import pytest
 from rankfall.reporting.advice import advise
 from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, FrontPoint, GridPoint, PlanResult
-from rankfall.training.stage_figures import Estimate
+from rankfall.training.cascade_metrics import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

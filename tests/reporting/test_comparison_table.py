@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from rankfall.reporting.comparison_table import csv_table, markdown_table, terminal_table
-from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult, TestFigures, Verdict
 
 if TYPE_CHECKING:

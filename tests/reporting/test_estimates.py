@@ -6,7 +6,7 @@ import math
 
 from rankfall.reporting.estimates import percent, percent_ends, percents, with_interval
 from rankfall.reporting.page import Cell, estimate_cell
-from rankfall.training.stage_figures import Estimate
+from rankfall.training.cascade_metrics import Estimate
 
 KNOWN = Estimate(0.125, 0.1, 0.15)
 ALONE = Estimate(0.125, math.nan, math.nan)

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from rankfall.reporting.evaluation_table import terminal_evaluation
 from rankfall.studies.results import EvaluationSummary
-from rankfall.training.cascade_metrics import MeasuredFunnel, measures
+from rankfall.training.cascade_metrics import MeasuredFunnel, stage_figures
+from rankfall.training.config.component_checks import measures
 from rankfall.training.evaluation import Evaluation
-from rankfall.training.stage_figures import stage_figures
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ import pytest
 
 from rankfall.reporting.chart import Chart, figures_in
 from rankfall.reporting.funnel_chart import Step, funnel_chart, funnel_panels, steps_from_means, steps_of
-from rankfall.training.stage_figures import Estimate, StageFigures
+from rankfall.training.cascade_metrics import Estimate, StageFigures
 
 
 def around(value: float, width: float = 0.02) -> Estimate:

@@ -13,8 +13,7 @@ from rich.console import Console
 from rankfall.reporting.page import render
 from rankfall.reporting.plan_section import plan_section
 from rankfall.reporting.plan_table import ROWS, conclusions, shown_front, terminal_plan
-from rankfall.studies.plan.costs import parse_costs
-from rankfall.studies.plan.plan_quotas import Costs, plan_quotas
+from rankfall.studies.plan.plan_quotas import Costs, parse_costs, plan_quotas
 from support.plan_scores import random_scores
 
 if TYPE_CHECKING:

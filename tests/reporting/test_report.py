@@ -23,7 +23,7 @@ from rankfall.reporting.comparison_page import comparison_page
 from rankfall.reporting.files import page_of
 from rankfall.reporting.stream_page import stream_figure
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall.training.config.component_checks import shown_name
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.planted import config_for, plant

@@ -16,7 +16,7 @@ from rankfall.reproductions.log_data import LogData
 from rankfall.reproductions.paper_schema import Measured, Method, PublishedSweep, PublishedTable
 from rankfall.reproductions.published_sweep import SweepResult, SweepRun, sweep_report
 from rankfall.reproductions.published_table import TableResult, table_report
-from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.catalogue import find_reproduction, load_methods, reproductions, run
 from rankfall.reproductions.list_data import find

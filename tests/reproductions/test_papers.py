@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.reproductions.catalogue import DIRECTORY, FILES, load_paper, papers, reproductions
 from rankfall.reproductions.paper_schema import (
     Measured,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from rankfall._yaml_config import leaves
+from rankfall._config import leaves
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.figures import save
@@ -46,7 +46,7 @@ from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recf
 from rankfall.studies.comparison_plan import load_comparison
 from rankfall.studies.results import ComparisonResult, MethodResult, MetricSummary
 from rankfall.training.cascade_loaders import make_loader
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from rankfall.training.train_cascade import load_run
 from support.command_line import run as cli
 from support.logs import random_log

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankfall._yaml_config import leaves
+from rankfall._config import leaves
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
@@ -30,7 +30,7 @@ from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, list_rates, method_sections, oracle
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
-from rankfall.training.scoring import measure
+from rankfall.training.measured_lists import measure_scores as measure
 from support.command_line import run as cli
 from support.reproductions import check_figures, check_report, load
 

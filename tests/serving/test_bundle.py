@@ -23,13 +23,13 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 import faiss
 
-from rankfall._seal import seal
 from rankfall.data import ImpressionLoader
 from rankfall.models import TwoTower
 from rankfall.serving import Bundle, EncodedRequests, RequestError
-from rankfall.serving.export.vector_index import exact_search, write_index
-from rankfall.serving.memory_files import read_file
+from rankfall.serving.bundle_files import read_file
+from rankfall.serving.export.onnx_graphs import exact_search, write_index
 from rankfall.serving.onnx_stages import Index
+from rankfall.storage.manifests import seal
 from rankfall.training.train_cascade import load_run
 from support.bundles import DAYS, platform_bundle, platform_log, platform_run, raw_request
 
@@ -547,7 +547,7 @@ def test_many_candidates_are_ranked_in_parts(
     expected = bundle.rank(requests[:6], **options)
     given = [one or [] for one in lists]
     scores = bundle.score(requests[:6], given)
-    monkeypatch.setattr("rankfall.serving.encoded_requests._MOST_PADDED", 100)
+    monkeypatch.setattr("rankfall.serving.request_encoder._MOST_PADDED", 100)
     for one, other in zip(bundle.rank(requests[:6], **options), expected, strict=True):
         assert one.ids == other.ids
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-5)

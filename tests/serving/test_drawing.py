@@ -11,14 +11,13 @@ pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall.serving.drawing import draw_from_all, draw_samples
-from rankfall.serving.encoded_requests import NO_ITEM, EncodedRequests
+from rankfall.serving.request_encoder import NO_ITEM, EncodedRequests
 from support.bundles import platform_bundle
 from support.services import loaded, ranking_bundle, requests
 
 if TYPE_CHECKING:
-    from rankfall.serving.bundle import Bundle
+    from rankfall.serving.bundle import Bundle, Ranking
     from rankfall.serving.drawing import Sample
-    from rankfall.serving.rankings import Ranking
 
 SEEDS = np.random.default_rng(5)
 

@@ -20,12 +20,11 @@ from rankfall.cascade import Stage
 from rankfall.data.impressions.spec import Feature, Features, Sequence
 from rankfall.models import ACTIVATIONS, DIN, EmbeddingMLP, TwoTower
 from rankfall.serving.bundle import Bundle
-from rankfall.serving.bundle_files import read_table
+from rankfall.serving.bundle_files import OPERATORS, OTHER_OPERATORS, MemoryFile, check_index, read_table
 from rankfall.serving.export import onnx_graphs
-from rankfall.serving.export.vector_index import write_index
-from rankfall.serving.file_checks import OPERATORS, OTHER_OPERATORS, check_index
-from rankfall.serving.memory_files import MemoryFile
-from rankfall.serving.service import bundle_slots, bundle_trial, limits
+from rankfall.serving.export.onnx_graphs import write_index
+from rankfall.serving.service import bundle_slots, bundle_trial
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.bundle_slots import load_checked
 from support.bundles import platform_bundle
 from support.services import requests, running

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.serving import memory_files
-from rankfall.serving.memory_files import read_file, remove_unused_copies
+from rankfall.serving import bundle_files as memory_files
+from rankfall.serving.bundle_files import read_file, remove_unused_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

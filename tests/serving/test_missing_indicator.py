@@ -20,7 +20,7 @@ from rankfall.data.inspect import inspect
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.serving import Bundle
 from rankfall.serving.export.export_run import export_run
-from rankfall.studies.diagnosis.raw_values import RawValues
+from rankfall.studies.diagnosis.attributes import RawValues
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.train_cascade import load_run, train
 

@@ -17,11 +17,9 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.encoding import BadValueError, rule_from_json
-from rankfall.encoding.lookup import Lookup, plain_values
+from rankfall.encoding import BadValueError, Lookup, plain_values, rule_from_json
 from rankfall.serving import RequestError
-from rankfall.serving.request_encoder import RequestEncoder
-from rankfall.serving.request_schema import request_schema
+from rankfall.serving.request_encoder import RequestEncoder, request_schema
 from rankfall.serving.value_encoders import Encoders, make_encoder
 
 if TYPE_CHECKING:

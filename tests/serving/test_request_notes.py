@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("faiss", reason="needs the extra serve")
 
-from rankfall._seal import seal
 from rankfall.encoding import FIRST_KNOWN, MISSING, UNSEEN
 from rankfall.serving import Bundle
+from rankfall.storage.manifests import seal
 from support.bundles import platform_bundle, platform_log
 
 if TYPE_CHECKING:

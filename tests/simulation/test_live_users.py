@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from rankfall.simulation.live_users import BEST, LiveUsers
-from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import LOOP
-from rankfall.simulation.relevance import mixed
-from rankfall.simulation.world import DAY, FIRST_DAY
+from rankfall.simulation.world import DAY, FIRST_DAY, NO_ITEM, mixed
 
 if TYPE_CHECKING:
     from rankfall.simulation.live_users import LivePortion

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.simulation.live_users import LiveUsers
-from rankfall.simulation.loop_tables import (
+from rankfall.simulation.live_users import (
     STAGES,
+    LiveUsers,
     item_rows,
     loop_spec,
     past_rows,
@@ -20,9 +20,9 @@ from rankfall.simulation.loop_tables import (
     request_events,
     request_rows,
 )
-from rankfall.simulation.matching import NO_ITEM
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import LOOP
+from rankfall.simulation.world import NO_ITEM
 
 if TYPE_CHECKING:
     from rankfall.simulation.platform import ServedPortion

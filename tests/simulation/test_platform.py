@@ -12,25 +12,28 @@ import pytest
 from scipy.stats import spearmanr
 
 from experiments.platform_study import Study, funnel_recalls, variance_shares
-from rankfall.simulation.feedback import ATTENTION
-from rankfall.simulation.matching import NO_ITEM, Catalogue
-from rankfall.simulation.platform import Platform
+from rankfall.simulation.platform import Models, Platform, RecentViews, Views
 from rankfall.simulation.presets import PRESETS, Preset, Shares
-from rankfall.simulation.production import Models
-from rankfall.simulation.recent_events import RecentViews, Views
-from rankfall.simulation.relevance import (
+from rankfall.simulation.world import (
+    ATTENTION,
+    DAY,
     ENOUGH_OF_AUTHOR,
     ENOUGH_OF_CATEGORY,
+    FIRST_DAY,
     FRESHNESS_DAYS,
+    LIFETIME,
+    LIFETIME_SPREAD,
+    NO_ITEM,
     PEAK,
     RECENCY,
+    Catalogue,
+    Items,
+    World,
     mixed,
 )
-from rankfall.simulation.world import DAY, FIRST_DAY, LIFETIME, LIFETIME_SPREAD, Items, World
 
 if TYPE_CHECKING:
-    from rankfall.simulation.platform import ServedPortion
-    from rankfall.simulation.production import Scores
+    from rankfall.simulation.platform import Scores, ServedPortion
 
 TINY = PRESETS["tiny"]
 DAYS = 3

@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankfall._files import checksum
 from rankfall.commands.simulate import Name
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.simulation.platform import Platform
 from rankfall.simulation.presets import PRESETS
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
+from rankfall.storage.files import checksum
 from support.command_line import run
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import torch
 import yaml
 from scipy import stats
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.metrics import holm
 from rankfall.reporting.comparison_table import csv_table, markdown_table
@@ -31,13 +31,12 @@ from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import lambdamart
 from rankfall.studies.baselines.configs import TreesConfig
-from rankfall.studies.compare import Step, compare_methods, perform, validation
+from rankfall.studies.compare import Outcome, Step, compare_methods, perform, summarise, validation
 from rankfall.studies.comparison_plan import load_comparison, make_plan
-from rankfall.studies.comparison_summary import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.ranker_config import DataConfig
-from rankfall.training.run_manifest import seal_run
+from rankfall.training.run_directory import seal_run
 from rankfall.training.train_ranker import load_lists
 from support.cascades import content as cascade_content
 from support.cascades import liked_log
@@ -485,7 +484,7 @@ def test_half_of_a_run_is_done_again(compare: Callable[..., ComparisonResult], t
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("forks")
-@pytest.mark.filterwarnings("ignore::rankfall._leftovers.LeftoverWarning")  # a kill may leave a temporary file
+@pytest.mark.filterwarnings("ignore::rankfall.storage.files.LeftoverWarning")  # a kill may leave a temporary file
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_comparison_goes_on(
     forks: Forks,

@@ -16,8 +16,11 @@ from rankfall import metrics
 from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
-from rankfall.studies.evaluate import evaluate, evaluate_run, measure, score
+from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.config.ranker_config import validate
+from rankfall.training.evaluation import evaluate
+from rankfall.training.measured_lists import measure_scores as measure
+from rankfall.training.measured_lists import score
 from rankfall.training.train_ranker import load_run, train
 from support.command_line import run
 from support.planted import config_for

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.metrics import funnel
 from rankfall.studies.evaluate import evaluate_run, scores_of_run
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_cascade import train
 from support.cascades import content, liked_log

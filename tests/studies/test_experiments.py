@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankfall._yaml_config import read_yaml
+from rankfall._config import read_yaml
 from rankfall.studies.comparison_plan import check_comparison, load_comparison
 from rankfall.studies.stream.stream_config import load_stream, make_runs
 from rankfall.training.config.load_config import load_config

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall.studies import optuna_journal
+from rankfall.studies import tune as optuna_journal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._yaml_config import ConfigError, to_yaml
+from rankfall._config import ConfigError, to_yaml
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import load_comparison
 from rankfall.studies.search_space import load_search

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall._results import Result
+    from rankfall._config import Result
 
 TRIAL = TrialResult(0, "failed", None, {"optimizer.lr": 0.1}, None, None, "diverged", "trials/0000")
 RESULTS: list[Callable[[], Result]] = [

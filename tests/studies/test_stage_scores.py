@@ -9,9 +9,9 @@ import torch
 
 import rankfall as rf
 from rankfall.metrics import funnel
-from rankfall.studies.stage_scores import collect_scores
+from rankfall.studies.evaluate import collect_scores
 from rankfall.training.cascade_metrics import measure_lists
-from rankfall.training.scored_batch import ScoredBatch
+from rankfall.training.learner import ScoredBatch
 from support.cascades import liked_log
 from support.logs import DAYS
 

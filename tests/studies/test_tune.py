@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from rankfall._disk import intercepted
-from rankfall._yaml_config import ConfigError, read_yaml
+from rankfall._config import ConfigError, read_yaml
 from rankfall.reporting.figures import SearchHistory, save
+from rankfall.storage.disk import intercepted
 from rankfall.studies import tune as tuning
 from rankfall.studies.results import SearchResult
 from rankfall.studies.search_space import load_search
-from rankfall.studies.trials import DEATHS
-from rankfall.studies.tune import tune
+from rankfall.studies.tune import DEATHS, tune
 from rankfall.studies.workers import Failure
 from rankfall.training import trackers as track
 from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped, TrainingError, TrainResult

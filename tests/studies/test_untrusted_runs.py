@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._trust import UntrustedError
-from rankfall._yaml_config import ConfigError, to_yaml
+from rankfall._config import ConfigError, to_yaml
 from rankfall.cascade import Cascade
-from rankfall.registry import user_files
+from rankfall.registry import references as user_files
 from rankfall.reporting.files import figures_of, write_evaluation_report, write_report
 from rankfall.serving.export.export_run import export_run
+from rankfall.storage.trust import UntrustedError
 from rankfall.studies.diagnosis.diagnose import diagnose_run
 from rankfall.studies.evaluate import evaluate_run, scores_of_run
-from rankfall.studies.plan.plan_quotas import Costs
-from rankfall.studies.plan.plan_run import current_quotas, plan_run
-from rankfall.training.run_directory import read_config
-from rankfall.training.run_manifest import seal_run
+from rankfall.studies.plan.plan_quotas import Costs, current_quotas, plan_run
+from rankfall.training.run_directory import read_config, seal_run
 from rankfall.training.train_cascade import load_run
 from support.cascades import content
 from support.command_line import run as command

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import locked
 from rankfall.data import ImpressionLog
 from rankfall.simulation.simulate import Simulation, simulate_log
+from rankfall.storage.files import locked
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.train_cascade import train
 from support.command_line import run

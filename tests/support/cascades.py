@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from support.logs import DAYS, ITEMS, item_columns, random_day, spec, write_log
 
 if TYPE_CHECKING:

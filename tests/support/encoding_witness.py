@@ -9,8 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.encoding import FIRST_KNOWN, UNSEEN, rule_from_json
-from rankfall.encoding.lookup import Lookup
+from rankfall.encoding import FIRST_KNOWN, UNSEEN, Lookup, rule_from_json
 from rankfall.serving.value_encoders import make_encoder
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 IMPORTED = (
     "rankfall.serving",  # before onnxruntime, whose telemetry it turns off
     "torch._dynamo",
-    "rankfall.training.train",
+    "rankfall.training.methods",
     "rankfall.studies.compare",
     "rankfall.studies.stream.run_stream",
 )

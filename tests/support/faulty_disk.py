@@ -29,17 +29,16 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
-from rankfall._disk import intercepted
-from rankfall._files import checksum
-from rankfall._manifest import MANIFEST
-from rankfall._seal import SEAL, seal
 from rankfall.cli import main
+from rankfall.storage.disk import intercepted
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import MANIFEST, SEAL, seal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
 
-    from rankfall._disk import Hook
+    from rankfall.storage.disk import Hook
 
     Kind = Literal["error", "kill", "full"]
     Tree = dict[str, str]  # path of each file, with a hash of its content

@@ -35,7 +35,7 @@ IMPORTED = (  # modules that training needs
     "torch._dynamo",  # by optimizers
     "pandas",  # by pyarrow, if installed
     "rankfall.cli",
-    "rankfall.training.train",
+    "rankfall.training.methods",
     "rankfall.studies.compare",
     "rankfall.studies.stream.run_stream",
 )

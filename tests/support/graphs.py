@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall._files import locked
 from rankfall.models.build import is_own
+from rankfall.storage.files import locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

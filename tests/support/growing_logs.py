@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.rows.append_rows import append_rows
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
 from support.row_logs import DAY, STAGES, START
 
 if TYPE_CHECKING:

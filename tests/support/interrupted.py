@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rankfall.training import train as training
-from rankfall.training.config.load_config import validate_any
-from rankfall.training.config.overrides import merge
+from rankfall.training import methods as training
+from rankfall.training.config.load_config import merge, validate_any
 from support.logs import DAYS
 from support.planted import config_for
 

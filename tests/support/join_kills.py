@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._disk import intercepted
 from rankfall.online.join_log import Joiner, JoinSettings
+from rankfall.storage.disk import intercepted
 from support.served_records import served_spec
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from support.cascades import content
 
 if TYPE_CHECKING:

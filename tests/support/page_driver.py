@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from rankfall._seal import about_files, seal
-from rankfall.encoding.lookup import Lookup
+from rankfall.encoding import Lookup
 from rankfall.serving import Bundle
 from rankfall.serving.export.simulated_source import simulated_source
 from rankfall.serving.export.write_bundle import write_bundle
+from rankfall.storage.manifests import about_files, seal
 from support.bundles import platform_bundle
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Locator, Page
 
-    from rankfall.serving.rankings import Ranking, StageTrace
+    from rankfall.serving.bundle import Ranking, StageTrace
     from support.services import Running
 
 DIGITS = 5e-5  # scores are shown with four

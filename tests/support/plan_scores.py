@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.studies.stage_scores import StageScores
+from rankfall.studies.evaluate import StageScores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

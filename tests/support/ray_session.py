@@ -8,13 +8,13 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from rankfall._ray import import_ray, open_ray
+from rankfall._engine import import_ray, open_ray
 from support import failing_work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankfall._ray import Ray
+    from rankfall._engine import Ray
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, sample_schema
-from rankfall.serving.recording.record_segments import segments
+from rankfall.serving.recording.record_segments import EVENT_SCHEMA, sample_schema, segments
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.studies.comparison_summary import Outcome, Summary, summarise
+from rankfall.studies.compare import Outcome, Summary, summarise
 from rankfall.studies.results import (
     ComparisonResult,
     DayResult,
@@ -17,7 +17,7 @@ from rankfall.studies.results import (
     StreamResult,
     StreamRunSummary,
 )
-from rankfall.training.cascade_metrics import JOINT, higher_is_better
+from rankfall.training.config.component_checks import JOINT, higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

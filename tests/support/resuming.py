@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankfall.training.checkpoint import Checkpoints
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from support.bundles import made_once
 from support.interrupted import cascade_content, ranker_content, train
 from support.logs import random_log

@@ -11,7 +11,7 @@ import polars as pl
 from hypothesis import strategies as st
 
 from rankfall.data.impressions.spec import Spec, validate_spec
-from rankfall.data.sources.rows.json_lines import JSON_SUFFIXES
+from rankfall.data.sources.rows.row_files import JSON_SUFFIXES
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.column_hashing import combine, hash_values
+from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.impressions.spec import Categorical, Dense, Spec, Time, table_of
+from rankfall.encoding import combine
 
 Row = dict[str, Any]
 Values = list[Any]

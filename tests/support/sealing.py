@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import checksum
-from rankfall._seal import about_file, sealed
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import about_file, sealed
 
 if TYPE_CHECKING:
     from pathlib import Path

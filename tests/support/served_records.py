@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
-from rankfall.serving.recording.record_segments import SegmentWriter
+from rankfall.serving.recording.record_segments import EVENT_SCHEMA, EVENTS, SAMPLES, SegmentWriter, sample_schema
 from rankfall.serving.service.bundle_slots import model_name
 
 if TYPE_CHECKING:

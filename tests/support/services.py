@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn import Server
 
-from rankfall._files import checksum
-from rankfall._seal import seal
 from rankfall.serving import Bundle
 from rankfall.serving.service.app import Service
+from rankfall.serving.service.bundle_slots import SharedState, load_initial_bundles
 from rankfall.serving.service.run_service import listen, server_config
 from rankfall.serving.service.settings import Settings
-from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import seal
 from support.bundles import exported, made_once, platform_bundle, platform_run
 
 if TYPE_CHECKING:

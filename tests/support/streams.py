@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankfall.reporting.files import write_stream
 from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import StreamConfig
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from support.interrupted import TIMES, cascade_content
 
 if TYPE_CHECKING:

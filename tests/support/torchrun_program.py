@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rankfall.data import ImpressionLoader, ImpressionLog
-from rankfall.training.build_cascade import with_depths
+from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group, joined
 from rankfall.training.learner import Position

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall.data.impressions.append import appending
+from rankfall.data.impressions.items import impression_schema, item_schema
+from rankfall.data.impressions.log import appending
 from rankfall.data.impressions.log_writer import LogWriter
-from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of
 from support.logs import ROWS, as_table, item_columns, random_day, spec, write_log
 

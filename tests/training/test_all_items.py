@@ -10,10 +10,9 @@ import torch
 
 import rankfall as rf
 from rankfall.data import ImpressionLoader
-from rankfall.training import all_items
-from rankfall.training.all_items import AllItemsScorer, best_places
+from rankfall.training import measured_lists as all_items
 from rankfall.training.cascade_metrics import ground_truth, measure_lists
-from rankfall.training.measure_cascade import scorer_of
+from rankfall.training.measured_lists import AllItemsScorer, best_places, scorer_of
 from support.cascades import liked_log
 from support.logs import DAYS, ITEMS
 

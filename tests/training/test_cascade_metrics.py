@@ -13,27 +13,19 @@ import pytest
 import torch
 
 import rankfall as rf
+from rankfall._config import ConfigError
 from rankfall._lists import top_labels
-from rankfall._yaml_config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
-from rankfall.training import cascade_loaders, measure_cascade, train_cascade
-from rankfall.training.build_cascade import make_cascade
-from rankfall.training.cascade_metrics import (
-    MeasuredFunnel,
-    graded_truth,
-    ground_truth,
-    measure_lists,
-    user_feature,
-)
+from rankfall.training import cascade_loaders, train_cascade
+from rankfall.training import measured_lists as measure_cascade
+from rankfall.training.build import make_cascade
+from rankfall.training.cascade_metrics import MeasuredFunnel, graded_truth, ground_truth, measure_lists, user_feature
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.cascade_metric_names import (
-    RESERVED,
-    shown_name,
-)
+from rankfall.training.config.component_checks import RESERVED, shown_name
 from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
-from rankfall.training.scored_batch import ScoredBatch
+from rankfall.training.learner import ScoredBatch
 from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec
 
@@ -223,7 +215,7 @@ def test_relevance_of_one_size_has_no_value_metrics_unless_asked(tmp_path: Path)
     config = validate_cascade(content(log, training={"metric": "joint_value"}))
     cascade = make_cascade(config, ImpressionLog.load(log).features)
     loader = cascade_loaders.make_loader(ImpressionLog.load(log), config, "valid")
-    assert "joint_value" in measure_cascade.measure(cascade, loader, config).values
+    assert "joint_value" in measure_cascade.measure_cascade(cascade, loader, config).values
 
 
 def test_negative_feedback_has_no_share(tmp_path: Path) -> None:
@@ -244,7 +236,7 @@ def test_figures_over_all_items_use_the_number_of_ranked_items(sized_log: Path) 
     log = ImpressionLog.load(sized_log)
     loader = cascade_loaders.make_loader(log, config, "test")
     cascade = make_cascade(config, log.features)
-    found = measure_cascade.measure(cascade, loader, config)
+    found = measure_cascade.measure_cascade(cascade, loader, config)
     assert [name for name in found.values if not name.endswith("value")] == config.metrics
     assert "retrieval/alone/recall" in found.values
     assert not {"retrieval/alone/ndcg", "ranking/alone/recall", "ranking/alone/ndcg"} & set(found.values)

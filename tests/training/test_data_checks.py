@@ -9,11 +9,10 @@ import pytest
 
 from rankfall.cli import main
 from rankfall.data.impressions.spec import validate_spec
+from rankfall.data.sources.letor.parse import Recipe
 from rankfall.data.sources.letor.prepare_letor import prepare_letor
-from rankfall.data.sources.letor.recipe import Recipe
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
-from rankfall.training.config.load_config import load_config
-from rankfall.training.config.overrides import apply_overrides
+from rankfall.training.config.load_config import apply_overrides, load_config
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rankfall import objectives
-from rankfall._ray import WORKER
+from rankfall._config import ConfigError
+from rankfall._engine import WORKER
 from rankfall._tensor_file import read_checkpoint
-from rankfall._yaml_config import ConfigError
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.workers import run_tasks
 from rankfall.training import device as device_module

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import MLP
 from rankfall.registry import names
 from rankfall.studies.evaluate import evaluate_run, scores_of_run
 from rankfall.studies.stream.day_learner import train_days
 from rankfall.training import loop as loop_module
-from rankfall.training.build_cascade import with_depths
+from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from rankfall.training.device import CPU
 from rankfall.training.distributed.group import ALONE, Group
 from rankfall.training.learner import Learner, Position

@@ -11,12 +11,12 @@ from rankfall.cascade import Cascade, Stage
 from rankfall.data import ImpressionLoader
 from rankfall.models.build import tables_of
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build_cascade import Optimizers, make_cascade
+from rankfall.training.build import Optimizers, make_cascade
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from rankfall.training.config.sections import OptimizerConfig
-from rankfall.training.grow_tables import grow_cascade, rows_of
 from rankfall.training.run_directory import Stopped
+from rankfall.training.start_weights import grow_cascade, rows_of
 from support.growing_logs import NAMES, append_day, growing_log
 from support.interrupted import cascade_content, outcome, train
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import validate_spec

@@ -16,10 +16,10 @@ from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import ground_truth
+from rankfall.training.checks import trained_labels
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group
-from rankfall.training.label_checks import trained_labels
-from rankfall.training.measure_cascade import measure
+from rankfall.training.measured_lists import measure_cascade as measure
 from rankfall.training.measured_lists import production_left, short_lists
 from rankfall.training.train_cascade import load_run, train
 from support.cascades import content, liked_log

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.training.metrics_file import append_epoch, restore_epochs
+from rankfall.training.learner import append_epoch, restore_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

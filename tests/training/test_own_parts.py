@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._files import checksum
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.models.build import tables_of
-from rankfall.registry.references import Source
-from rankfall.registry.stored_sources import SourceError, check_present
-from rankfall.studies.comparison_plan import check_comparison
+from rankfall.registry.references import Source, SourceError, check_present
+from rankfall.storage.files import checksum
+from rankfall.studies.comparison_plan import check_comparison, validated
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.studies.method_config import validated
-from rankfall.training.config.load_config import validate_any
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge, validate_any
 from rankfall.training.methods import method_of
-from rankfall.training.own_parts import OwnCodeError, sources_of, stored_sources
-from rankfall.training.run_directory import Stopped, TrainingError
+from rankfall.training.run_directory import OwnCodeError, Stopped, TrainingError, sources_of, stored_sources
 from rankfall.training.train_cascade import load_run
 from support.interrupted import train
 from support.own_parts import PARTS, cascade, write_parts

@@ -9,13 +9,13 @@ import pytest
 import torch
 import yaml
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data import ImpressionLoader
 from rankfall.examination import ExaminationCurve, ExaminationPoint
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.studies.stream.day_learner import train_days
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
-from rankfall.training.propensity_weights import PropensityWeights
+from rankfall.training.item_weights import PropensityWeights
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.train_cascade import train
 from support.logs import random_log

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pytest
 
 from rankfall import _tensor_file as _checkpoint
-from rankfall._files import locked
 from rankfall._tensor_file import read_checkpoint
+from rankfall.storage.files import locked
 from rankfall.studies import compare
 from rankfall.studies.compare import perform
 from rankfall.studies.comparison_plan import Run
 from rankfall.training import train_ranker as ranker
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.distributed.group import Group
 from rankfall.training.run_directory import Step, Stopped, TrainingError

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._files import locked
-from rankfall._leftovers import LeftoverWarning
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
+from rankfall.storage.files import LeftoverWarning, locked
 from rankfall.training.checkpoint import Checkpoints, DamagedError
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from support.interrupted import outcome, train
 from support.logs import DAYS, random_log
 from support.planted import plant

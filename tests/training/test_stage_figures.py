@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rankfall.metrics import funnel
-from rankfall.training import stage_figures as figures_module
-from rankfall.training.stage_figures import Resampler, estimates, stage_figures
+from rankfall.training import cascade_metrics as figures_module
+from rankfall.training.cascade_metrics import Resampler, estimates, stage_figures
 
 
 def test_figures_by_hand() -> None:

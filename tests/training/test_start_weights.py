@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLog
 from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import StreamConfig
-from rankfall.training.build_cascade import with_depths
+from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.grow_tables import rows_of
 from rankfall.training.run_directory import Stopped, read_config
+from rankfall.training.start_weights import rows_of
 from rankfall.training.train_cascade import LogLearner
 from support.growing_logs import NAMES, append_day, growing_log
 from support.interrupted import cascade_content, outcome, train

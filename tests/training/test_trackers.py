@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.training import trackers as track
-from rankfall.training.config.load_config import validate_any
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge, validate_any
 from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped
 from rankfall.training.trackers import Trackers
 from support.command_line import run as command

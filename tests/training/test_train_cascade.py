@@ -17,29 +17,22 @@ import torch
 import yaml
 
 import rankfall as rf
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.cli import main
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.registry import names
 from rankfall.simulation.simulate import Simulation, simulate_log
-from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
+from rankfall.studies.comparison_plan import ComparisonConfig, make_plan, validated
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.studies.method_config import validated
-from rankfall.training.build_cascade import make_objective
+from rankfall.training.build import make_objective
 from rankfall.training.cascade_loaders import make_loader
-from rankfall.training.cascade_metrics import (
-    ground_truth,
-    higher_is_better,
-    measure_lists,
-    measures,
-    published_gains,
-)
+from rankfall.training.cascade_metrics import ground_truth, measure_lists, published_gains
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.config.overrides import set_option
-from rankfall.training.learner import clip_gradients
-from rankfall.training.measure_cascade import measure
+from rankfall.training.config.component_checks import higher_is_better, measures
+from rankfall.training.config.load_config import set_option
+from rankfall.training.learner import ScoredBatch, clip_gradients
+from rankfall.training.measured_lists import measure_cascade as measure
 from rankfall.training.run_directory import TrainingError
-from rankfall.training.scored_batch import ScoredBatch
 from rankfall.training.train_cascade import load_run, train
 from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from rankfall import losses, registry
-from rankfall._files import write_file
+from rankfall._config import ConfigError, dump
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall._yaml_config import ConfigError, dump
 from rankfall.data import RankingData
 from rankfall.data.lists import list_loader as batches_module
 from rankfall.data.lists.list_loader import Lists
+from rankfall.storage.files import write_file
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.training.build_components import check_loss, make_loss, make_optimizer
-from rankfall.training.build_ranker import Ranker, make_ranker
+from rankfall.training.build import check_loss, make_loss, make_optimizer
+from rankfall.training.checks import Ranker, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, validate
 from rankfall.training.config.sections import OptimizerConfig
+from rankfall.training.measured_lists import score
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
-from rankfall.training.scoring import score
 from rankfall.training.train_ranker import Epoch, load_run, train
 from support.command_line import run
 from support.components import required_options

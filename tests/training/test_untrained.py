@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.objectives import ARF, BCE, ICC, LCRON, FSRankNet, RankFlow
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.studies.stream.day_learner import train_days
+from rankfall.training.checks import sample_labels
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.config.overrides import merge
-from rankfall.training.label_checks import sample_labels
+from rankfall.training.config.load_config import merge
 from rankfall.training.learner import Learner, Position, StepResult
 from rankfall.training.run_directory import TrainingError
 from rankfall.training.train_cascade import train

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankfall._manifest import MANIFEST
-from rankfall._seal import about_files, write_manifest
 from rankfall.serving.bundle_files import EXAMPLES, ITEMS
+from rankfall.storage.manifests import MANIFEST, about_files, write_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

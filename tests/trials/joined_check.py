@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.answer_check import AnswerChecker, model_name, wrong_unexpected_items
 from rankfall.serving import Bundle
 from rankfall.serving.drawing import draw_samples
-from rankfall.serving.recording.request_sampling import sample_requests
+from rankfall.serving.recording.recorder import sample_requests
 from trials.small_world import KINDS, STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from rankfall.serving.bundle import Ranking
     from rankfall.serving.drawing import Sample
-    from rankfall.serving.rankings import Ranking
     from trials.client_ledger import Asked, Event, Ledger
 
 LOST_SECONDS = 2.0  # a sample is lost only if its service was killed so soon after the answer

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import parse_settings, print_report, show_step
 from benchmarks.services import call_service, free_port
-from rankfall.serving.recording.request_sampling import sampling_key
+from rankfall.serving.recording.recorder import sampling_key
 from trials.client_ledger import Ledger, LedgerClients
 from trials.joined_check import Comparison, compare_log
 from trials.small_world import make_world

@@ -34,8 +34,8 @@ from benchmarks.answer_check import AnswerChecker
 from benchmarks.load_client import started
 from benchmarks.services import END_SECONDS, CheckedLoad, MemoryMonitor, Spread, median_ratio, running, spread
 from rankfall.serving.bundle_files import read_manifest
-from rankfall.serving.recording.record_schemas import EVENTS as EVENT_RECORDS
-from rankfall.serving.recording.record_schemas import SAMPLES as SAMPLE_RECORDS
+from rankfall.serving.recording.record_segments import EVENTS as EVENT_RECORDS
+from rankfall.serving.recording.record_segments import SAMPLES as SAMPLE_RECORDS
 from rankfall.serving.recording.record_segments import recover, segments
 from trials.attack import Honest, Memory, honest, memory_of
 from trials.soak import PATIENT, SENT

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import write_file
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from benchmarks import services
 from benchmarks.answer_check import expected_answers
 from benchmarks.load_client import LOST, Outcome
 from rankfall.serving.bundle import MOST_IDS
-from rankfall.serving.service.limits import BODY_BYTES, LARGE_BODY_BYTES
+from rankfall.serving.service.settings import BODY_BYTES, LARGE_BODY_BYTES
 from support.bundles import platform_bundle
 from trials import attack as attack_trial
 from trials.attacks import attacker, bad_bundles, duplicate_keys, huge_bodies, pipelining

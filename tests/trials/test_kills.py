@@ -13,7 +13,7 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall import api
 from rankfall.data import ImpressionLog
-from rankfall.serving.recording.request_sampling import sampling_key
+from rankfall.serving.recording.recorder import sampling_key
 from trials.joined_check import LOST_SECONDS, Comparison, compare_log
 from trials.kills import KillReport, KillSettings, KillTrial
 from trials.small_world import World, make_world

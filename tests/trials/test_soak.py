@@ -15,9 +15,9 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from benchmarks import services
 from benchmarks.answer_check import expected_answers, model_name, wrong_unexpected_items
-from rankfall._manifest import MANIFEST
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import EXAMPLES
+from rankfall.storage.manifests import MANIFEST
 from support.bundles import platform_bundle
 from trials import soak
 from trials.invalid_bundles import bad_bundles, seal_again

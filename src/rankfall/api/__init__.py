@@ -11,7 +11,7 @@ output.
 
 from __future__ import annotations
 
-from rankfall._notices import RankfallWarning
+from rankfall._errors import RankfallWarning
 from rankfall.api.cleaning import CleaningResult, clean
 from rankfall.api.collecting import CollectedRecords, collect
 from rankfall.api.comparing import compare, tune

@@ -30,7 +30,7 @@ def override_words(overrides: Overrides) -> list[str]:
     Raises:
         ConfigError: If it is one string, or a value cannot be written as YAML.
     """
-    from rankfall._yaml_config import ConfigError
+    from rankfall._config import ConfigError
 
     if isinstance(overrides, str):
         raise ConfigError(f"overrides: found the string {overrides!r}, expected a list of strings or a dictionary")
@@ -40,7 +40,7 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _value_text(key: str, value: Any) -> str:
-    from rankfall._yaml_config import ConfigError
+    from rankfall._config import ConfigError
 
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -62,7 +62,7 @@ def _escaped(letter: str) -> str:
 
 def _is_plain(text: str) -> bool:
     """Return whether YAML reads a text as itself."""
-    from rankfall._yaml_config import ConfigError, parse_yaml
+    from rankfall._config import ConfigError, parse_yaml
 
     try:
         return bool(parse_yaml(text, "") == text)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._leftovers import Leftover, clean_tree
+from rankfall._errors import checked
 from rankfall._tables import Tables
+from rankfall.storage.files import Leftover, clean_tree
 
 if TYPE_CHECKING:
     from rankfall.api.arguments import PathLike

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._interrupts import stop_at_ctrl_c
+from rankfall._errors import checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
 from rankfall.api.display import Progress, reported, warn
 from rankfall.api.extras import requires_extra

@@ -6,17 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._seal import verification
+from rankfall._errors import checked, stop_at_ctrl_c
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
 from rankfall.api.extras import write_figures
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.api.arguments import EngineName, Overrides, PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.studies.compare import Step

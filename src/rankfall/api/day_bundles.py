@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankfall._failures import one_line
+from rankfall._errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,10 +48,9 @@ class DayBundles:
         return None
 
     def _write(self, run: StreamRun, log: ImpressionLog, days: Sequence[str], day: str) -> None:
-        from rankfall._files import checksum, remove_directory
-        from rankfall._leftovers import sweep
         from rankfall.serving.bundle_files import is_bundle, read_manifest
         from rankfall.serving.export.export_run import Trained, export_trained
+        from rankfall.storage.files import checksum, remove_directory, sweep
         from rankfall.studies.stream.day_learner import weights_file
         from rankfall.studies.stream.stream_config import file_name
 

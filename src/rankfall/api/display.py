@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from rankfall._notices import RankfallWarning
+from rankfall._errors import RankfallWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

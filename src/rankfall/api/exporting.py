@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._seal import verification
+from rankfall._errors import checked
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rankfall._disk import make_directory
+from rankfall.storage.disk import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

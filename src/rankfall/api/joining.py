@@ -8,14 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall._argument_types import checked
-from rankfall._interrupts import stop_at_ctrl_c
+from rankfall._errors import checked, stop_at_ctrl_c
 from rankfall.api.display import Progress, reported, stepper, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.api.arguments import PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.online.join_results import DayReport, JoinResult

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rankfall._argument_types import checked
-from rankfall._disk import make_directory
-from rankfall._files import checksum
-from rankfall._seal import verification
+from rankfall._errors import checked
 from rankfall.api.arguments import optional_path, override_words, run_directory
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,10 +195,8 @@ def plan(
         ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
     """
     from rankfall.reporting.notebook import shown_in
-    from rankfall.studies.plan.costs import parse_budget
-    from rankfall.studies.plan.front import parse_grid
-    from rankfall.studies.plan.plan_quotas import Target
-    from rankfall.studies.plan.plan_run import current_quotas, plan_run
+    from rankfall.studies.plan.plan_quotas import Target, current_quotas, parse_budget, plan_run
+    from rankfall.studies.plan.quota_search import parse_grid
 
     _check_targets(costs, bundle, budget, recall, metric)
     path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
@@ -273,8 +271,7 @@ def _costs(
     trust: bool,
 ) -> Costs:
     """Return the costs that were given or measured, or else the defaults of the models of the stages."""
-    from rankfall.studies.plan.costs import parse_costs
-    from rankfall.studies.plan.plan_quotas import Costs
+    from rankfall.studies.plan.plan_quotas import Costs, parse_costs
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.run_directory import read_config_as
 
@@ -295,8 +292,7 @@ def _measured_costs(
     report: Callable[[Progress], object],
     on_notice: OnNotice,
 ) -> Costs:
-    from rankfall.studies.plan.plan_quotas import Costs
-    from rankfall.studies.plan.plan_run import largest_quotas
+    from rankfall.studies.plan.plan_quotas import Costs, largest_quotas
 
     with requires_extra("plan --bundle", "serve"):
         from rankfall.benchmarks.serve import requests_like_examples

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from rankfall._argument_types import checked
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import checked, did_you_mean
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
@@ -18,14 +17,14 @@ from rankfall.api.display import Progress, counter, issue, reported, stepper, wa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rankfall._config import ConfigLike
     from rankfall._engine import Engine
-    from rankfall._yaml_config import ConfigLike
     from rankfall.api.arguments import EngineName, PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingData
-    from rankfall.data.sources.letor.recipe import Recipe
+    from rankfall.data.sources.letor.parse import Recipe
     from rankfall.data.sources.problems import DataCheck
 
 Layout = Literal["rows", "letor", "recflow"]
@@ -58,7 +57,7 @@ class PreparedData(StoredTables):
     @property
     def warnings(self) -> list[str]:
         """What a user has to know about the data."""
-        from rankfall.data.impressions.log_warnings import log_warnings
+        from rankfall.data.impressions.compatibility import log_warnings
 
         if "splits" not in self.manifest:
             return log_warnings(self.manifest["about"])
@@ -74,8 +73,8 @@ class PreparedData(StoredTables):
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `stages`, one per stage of a log, or of `splits`, one per split of lists."""
-        from rankfall.data.impressions.counts import stage_counts
         from rankfall.data.impressions.log import ImpressionLog
+        from rankfall.data.impressions.requests import stage_counts
 
         if "splits" not in self.manifest:
             return {"stages": stage_counts(ImpressionLog.load(self.directory)).to_dicts()}
@@ -207,7 +206,7 @@ def _check_arguments(
 
 def load_description(spec: ConfigLike) -> Spec:
     """Return the description of a log, from a YAML file, a dictionary or a model."""
-    from rankfall._yaml_config import read_source
+    from rankfall._config import read_source
     from rankfall.data.impressions.spec import Spec, validate_spec
 
     if isinstance(spec, Spec):
@@ -278,8 +277,7 @@ class _Preparation:
 
 
 def _rows(work: _Preparation) -> Any:
-    from rankfall.data.sources.rows.append_rows import append_rows
-    from rankfall.data.sources.rows.prepare_rows import prepare_rows
+    from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
 
     if "append" in work.options:
         options, shown = work.appending().checked(append_rows), stepper(work.report)
@@ -307,7 +305,7 @@ def _letor(work: _Preparation) -> Any:
 
 
 def _check_letor(work: _Preparation) -> DataCheck:
-    from rankfall.data.sources.letor.check_letor import check_letor
+    from rankfall.data.sources.letor.split_reader import check_letor
 
     splits, recipe, options = _letor_arguments(work)
     return check_letor(splits, recipe, **options)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall._argument_types import checked
-from rankfall._seal import verification
+from rankfall._errors import checked
 from rankfall.api.arguments import optional_path, run_directory
 from rankfall.api.display import warn
 from rankfall.api.extras import write_figures
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from rankfall.api.arguments import PathLike, RunLike

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._disk import make_directory
-from rankfall._files import write_file
+from rankfall._errors import checked
 from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
 from rankfall.api.display import Progress, issue, reported, stepper, warn
 from rankfall.api.extras import write_figures
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from rankfall.api.arguments import PathLike

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._argument_types import checked
+from rankfall._errors import checked
 from rankfall._tables import StoredTables
 from rankfall.api.display import Progress, counter, reported
 

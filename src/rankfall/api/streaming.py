@@ -7,20 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._seal import verification
+from rankfall._errors import checked, stop_at_ctrl_c
 from rankfall.api.arguments import optional_path, override_words
 from rankfall.api.comparing import failure_texts
 from rankfall.api.day_bundles import DayBundles
 from rankfall.api.display import Progress, issue, reported, warn
 from rankfall.api.exporting import check_installed
 from rankfall.api.extras import write_figures
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.api.arguments import Overrides, PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.studies.results import StreamResult
@@ -198,7 +197,7 @@ def _doing(run: StreamRun, day: str) -> str:
 
 def _status(step: Step) -> str:
     """Return the progress of the day, and its metrics."""
-    from rankfall.training.config.cascade_metric_names import shown_name
+    from rankfall.training.config.component_checks import shown_name
 
     if not step.batch:
         return f"day {step.epoch} of {step.epochs}: measuring"

@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._interrupts import stop_at_ctrl_c
-from rankfall._seal import verification
+from rankfall._errors import checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
 from rankfall.api.arguments import opened_engine, override_words
 from rankfall.api.display import Progress, issue, reported, warn
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.api.arguments import EngineName, Overrides, PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
@@ -105,7 +104,7 @@ class TrainedRun(StoredTables):
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `epochs`, one per epoch: losses, metrics on validation data, times."""
-        from rankfall._yaml_config import leaves
+        from rankfall._config import leaves
         from rankfall.training.run_directory import read_lines
 
         lines = [leaves(line, separator="/") for line in read_lines(self.directory)]
@@ -219,8 +218,8 @@ def _train_here(
     with reported(progress if os.environ.get("RANK", "0") == "0" else False) as report:
         report(Progress("loading torch"))
         from rankfall.training.distributed.group import is_first_start, joined
+        from rankfall.training.methods import train
         from rankfall.training.run_directory import mark_for_replacement
-        from rankfall.training.train import train
 
         if existing["force"] and is_first_start():
             mark_for_replacement(out)
@@ -252,7 +251,7 @@ def _train_by_ray(
     on_notice: OnNotice,
     stop: Callable[[], int],
 ) -> tuple[TrainedRun, bool]:
-    from rankfall._ray import Ray
+    from rankfall._engine import Ray
     from rankfall.training.distributed.ray_backend import train_by_ray
 
     settings = read()
@@ -321,7 +320,7 @@ def step_status(step: Step, metric: str, stages: Sequence[str] = ()) -> str:
 
 def validation_texts(values: Mapping[str, float], metric: str) -> list[str]:
     """Return the validation metric and the recall of every stage."""
-    from rankfall.training.config.cascade_metric_names import shown_name
+    from rankfall.training.config.component_checks import shown_name
 
     shown = [metric, *(name for name in values if name.endswith("/recall") and name != metric)]
     return [f"{shown_name(name)} {values[name]:.4f}" for name in shown]

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from rankfall.benchmarks.timing import cpu_seconds, time_in_turns
+from rankfall.data.impressions.items import impression_schema, item_schema
 from rankfall.data.impressions.loader import ImpressionLoader
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.log_writer import LogWriter
-from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import Spec, features_of, validate_spec
 
 if TYPE_CHECKING:

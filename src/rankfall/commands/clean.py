@@ -13,7 +13,7 @@ from rankfall.commands.terminal import examples, print_error, print_json, print_
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankfall._leftovers import Leftover
+    from rankfall.storage.files import Leftover
 
 EXAMPLES = examples("rankfall clean", "rankfall clean runs prepared --dry-run", "rankfall clean --json")
 

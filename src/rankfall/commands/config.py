@@ -40,10 +40,10 @@ def show(
     keys. Then everything is listed that the configuration names and that does not exist. Days or splits that the data
     do not have are errors. Data that do not exist, perhaps not yet, are a warning.
     """
-    from rankfall._yaml_config import to_yaml
+    from rankfall._config import to_yaml
 
     content = _content(config, overrides or [])
-    from rankfall.training.data_checks import data_problems  # after the errors of the configuration
+    from rankfall.training.cascade_loaders import data_problems  # after the errors of the configuration
 
     if as_json:
         print_json(content)
@@ -58,13 +58,11 @@ def show(
 
 def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Validate a file of any kind and return its content with defaults."""
-    from rankfall._yaml_config import read_yaml
-    from rankfall.studies.comparison_plan import check_comparison, load_comparison
-    from rankfall.studies.method_config import errors_of
+    from rankfall._config import read_yaml
+    from rankfall.studies.comparison_plan import check_comparison, errors_of, load_comparison
     from rankfall.studies.search_space import load_search
     from rankfall.studies.stream.stream_config import load_stream, make_runs
-    from rankfall.training.config.load_config import load_config
-    from rankfall.training.config.overrides import apply_overrides
+    from rankfall.training.config.load_config import apply_overrides, load_config
 
     given = apply_overrides(read_yaml(path), overrides)
     if "search" in given:

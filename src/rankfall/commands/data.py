@@ -77,7 +77,7 @@ def _described(path: Path) -> str:
 
 def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
-    from rankfall.data.inspect.list_checks import find_warnings
+    from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
     from rankfall.reporting.inspection_tables import terminal_warnings
 

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall._disk import make_directory
-from rankfall._files import locked, scratch_directory
-from rankfall._interrupts import STOP_SIGNALS
-from rankfall._manifest import MANIFEST
+from rankfall._errors import STOP_SIGNALS
 from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
 from rankfall.commands.terminal import (
     examples,
@@ -23,6 +20,9 @@ from rankfall.commands.terminal import (
     requires_extra,
     stoppable,
 )
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import locked, scratch_directory
+from rankfall.storage.manifests import MANIFEST
 
 if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult
@@ -94,9 +94,8 @@ def demo(
 def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int, as_json: bool) -> None:
     with requires_extra("demo --loop", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before anything starts)
-        from rankfall.loop_demo.loop_display import LoopDisplay
-        from rankfall.loop_demo.loop_files import FULL, QUICK, LoopFiles, LoopSettings
-        from rankfall.loop_demo.run_loop import Loop, StoppedError
+        from rankfall.loop_demo.loop_days import FULL, QUICK, LoopFiles, LoopSettings
+        from rankfall.loop_demo.run_loop import Loop, LoopDisplay, StoppedError
 
     settings = LoopSettings(seed=seed, **(QUICK if quick else FULL))
     with ExitStack() as stack:

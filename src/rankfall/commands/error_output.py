@@ -10,7 +10,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from rankfall._failures import (
+from rankfall._errors import (
     DEBUG,
     bug_report,
     is_debugging,

@@ -56,9 +56,9 @@ def init(
     Roles of columns are guessed from their names and values. The drafts have comments that say what was guessed from
     what. Existing files are never replaced. If a role cannot be decided, nothing is written; --role decides it.
     """
-    from rankfall._disk import make_directory
-    from rankfall._files import write_file
     from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
+    from rankfall.storage.disk import make_directory
+    from rankfall.storage.files import write_file
 
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
@@ -93,7 +93,7 @@ def _exists(path: Path) -> ValueError:
 
 def _check(files: dict[str, str]) -> None:
     """Check that drafts are valid, so that no draft is written that the next command would refuse."""
-    from rankfall._yaml_config import parse_yaml
+    from rankfall._config import parse_yaml
     from rankfall.data.impressions.spec import validate_spec
     from rankfall.data.sources.draft.draft_files import CONFIG, SPEC
     from rankfall.training.config.load_config import validate_any
@@ -129,7 +129,7 @@ def _table(draft: Draft) -> Table:
 
 
 def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
-    from rankfall.data.sources.draft.roles import as_json
+    from rankfall.data.sources.draft.column_facts import as_json
 
     columns = [] if draft.guesses is None else [as_json(guess) for guess in draft.guesses.of.values()]
     return {

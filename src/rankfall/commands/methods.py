@@ -176,10 +176,9 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 
 def _find(name: str, kind: Kind | None) -> list[Method]:
     """Return the components of a name, in Python or in configurations. Components of users are imported."""
-    from rankfall._suggestions import did_you_mean
-    from rankfall.registry.metric_names import split_cutoffs
-    from rankfall.registry.references import is_reference
-    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+    from rankfall._errors import did_you_mean
+    from rankfall.registry.references import is_reference, split_cutoffs
+    from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 
     if is_reference(name):
         return [_describe_reference(split_cutoffs(name)[0], kind)]
@@ -200,7 +199,7 @@ def _find(name: str, kind: Kind | None) -> list[Method]:
 
 def _cascade_metric(name: str) -> tuple[str, str] | None:
     """Return the form of a name and the definition of a metric of cascades, such as ``ranking/alone/recall``."""
-    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+    from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 
     for form, definition in METRICS_OF_CASCADES.items():
         stage, slash, metric = form.partition("/")
@@ -267,8 +266,7 @@ def find_own(kind: Kind) -> list[Method]:
 
 def _describe_reference(reference: str, kind: Kind | None) -> Method:
     """Describe what a reference names. Without a kind, its decorator or its signature tells it."""
-    from rankfall.registry.contracts import guess_kind
-    from rankfall.registry.references import resolve
+    from rankfall.registry.references import guess_kind, resolve
 
     found = resolve(kind.value if kind else "component", reference)
     return _describe_own(kind or Kind(guess_kind(reference, found)), reference)
@@ -276,7 +274,7 @@ def _describe_reference(reference: str, kind: Kind | None) -> Method:
 
 def _describe_own(kind: Kind, name: str) -> Method:
     from rankfall import registry
-    from rankfall.registry.metric_names import name_forms
+    from rankfall.registry.option_values import name_forms
     from rankfall.registry.references import source_of
 
     of_kind: registry.Kind = kind.value
@@ -394,7 +392,7 @@ def _table(kind: Kind, methods: list[Method]) -> Table:
 
 
 def _cascade_metrics_table() -> Table:
-    from rankfall.training.config.cascade_metric_names import METRICS_OF_CASCADES
+    from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 
     table = Table(title="metrics of a cascade", title_justify="left", title_style="bold", expand=True)
     table.add_column("name in configurations", style="cyan", no_wrap=True)

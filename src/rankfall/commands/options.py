@@ -66,7 +66,7 @@ def table_option(help: str) -> Any:
 @contextmanager
 def noting(*, verify: bool = True) -> Generator[None]:
     """Context in which files are compared with their checksums, unless `verify` is False; notes are printed."""
-    from rankfall._seal import verification
+    from rankfall.storage.manifests import verification
 
     with verification(verify, lambda text: print_message(f"note: {text}")):
         yield

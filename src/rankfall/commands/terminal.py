@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from rankfall._failures import shortened
-from rankfall._interrupts import stoppable as stoppable
-from rankfall._leftovers import LeftoverWarning
+from rankfall._errors import shortened
+from rankfall._errors import stoppable as stoppable
 from rankfall._progress import progress as progress
 from rankfall._tables import json_text
 from rankfall.api.extras import requires_extra as requires_extra
+from rankfall.storage.files import LeftoverWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

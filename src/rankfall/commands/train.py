@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankfall import api
-from rankfall._failures import is_expected
+from rankfall._errors import is_expected
 from rankfall.api.display import Display
 from rankfall.api.training import TIMEOUT, validation_texts
 from rankfall.commands.options import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall._seal import verification
 from rankfall.api.extras import write_figures
 from rankfall.commands.terminal import print_message
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

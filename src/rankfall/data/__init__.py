@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rankfall.data.impressions.append import appending
-from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.arrays import Moments, Scaling
+from rankfall.data.impressions.log import ImpressionLog, appending
 from rankfall.data.impressions.spec import Features as Features  # what models are built for
 from rankfall.data.lists.ranking_data import RankingData, RankingSplit
-from rankfall.data.moments import Moments, Scaling
+from rankfall.data.sources.letor.parse import Recipe
 from rankfall.data.sources.letor.prepare_letor import prepare_letor
-from rankfall.data.sources.letor.recipe import Recipe
 
 if TYPE_CHECKING:
     from rankfall.data.impressions.loader import ImpressionLoader, Impressions

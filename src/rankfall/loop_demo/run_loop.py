@@ -7,26 +7,183 @@ answered is stored, from which a loop that is run again computes everything else
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self
 
-from rankfall._json_reader import parse_json
-from rankfall.loop_demo.child_processes import ChildProcesses, free_port
-from rankfall.loop_demo.http_users import HttpUsers, ServiceError, is_late, with_repetitions
-from rankfall.loop_demo.loop_commands import WAIT_SECONDS, LoopCommands
-from rankfall.loop_demo.loop_days import LoopDays
-from rankfall.loop_demo.loop_files import ANSWERED, Answers, new_users
-from rankfall.simulation.loop_tables import request_bodies, request_events
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from rankfall.loop_demo.loop_days import (
+    ANSWERED,
+    Answers,
+    HttpUsers,
+    LoopDays,
+    ServiceError,
+    is_late,
+    new_users,
+    with_repetitions,
+)
+from rankfall.simulation.live_users import request_bodies, request_events
 from rankfall.simulation.platform import day_name
 from rankfall.simulation.world import DAY, FIRST_DAY
+from rankfall.storage.disk import make_directory, open_new
+from rankfall.storage.files import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from rich.table import Table
 
-    from rankfall.loop_demo.loop_files import LoopFiles, LoopSettings
+    from rankfall.loop_demo.loop_days import LoopFiles, LoopSettings
     from rankfall.simulation.live_users import LivePortion
+
+
+WAIT_SECONDS = 600  # of simulated time for late events
+_POLL = "1"  # seconds between checks for new records and new days
+_KEPT = "2"  # bundles: the one that is served, whose samples are still to be checked, and the next
+
+
+class LoopCommands:
+    """The arguments of ``rankfall`` for each process of a loop.
+
+    Args:
+        files: The files of the loop.
+    """
+
+    def __init__(self, files: LoopFiles) -> None:
+        self._files = files
+
+    def prepare(self) -> list[str]:
+        """Prepare the log of the first days."""
+        files = self._files
+        tables = ["--items", str(files.items), "--requests", str(files.requests)]
+        return ["prepare", "rows", str(files.rows), *tables, "--spec", str(files.spec), "--out", str(files.log)]
+
+    def serve(self, port: int) -> list[str]:
+        """Serve the newest bundle, and record what it answers and what users do."""
+        recording = ["--samples", str(self._files.records), "--clock", "requests"]
+        return ["serve", str(self._files.bundles), "--watch", *recording, "--port", str(port)]
+
+    def join(self) -> list[str]:
+        """Append each day of samples and events to the log."""
+        files = self._files
+        options = ["--items", str(files.items), "--wait", f"{WAIT_SECONDS}s", "--follow", "--poll", _POLL, "--grow"]
+        return ["join", str(files.records), "--spec", str(files.spec), "--out", str(files.log), *options]
+
+    def stream(self) -> list[str]:
+        """Train on each new day, and write a bundle of the items of the next one."""
+        files = self._files
+        follow = ["--follow", str(files.log), "--resume", "--poll", _POLL]
+        bundles = ["--bundles", _KEPT, "--items", str(files.catalogue)]
+        return ["stream", str(files.config), "--out", str(files.stream), *follow, *bundles]
+
+    def texts(self, port: int = 8080) -> list[str]:
+        """Return all commands as they are typed."""
+        commands = [self.prepare(), self.stream(), self.serve(port), self.join()]
+        return [shlex.join(["rankfall", *arguments]) for arguments in commands]
+
+
+END_SECONDS = 120.0  # after SIGTERM: a stream finishes its batch or its bundle
+LAST_LINES = 15
+
+
+class ChildError(OSError):
+    """A process ended, or something went wrong in it."""
+
+
+class ChildProcesses:
+    """Processes that end together, in the reverse order of their start.
+
+    They are in sessions of their own, so that Ctrl-C in a terminal ends this process first, which then ends them.
+
+    Args:
+        logs: Directory of their output, one file ``NAME.log`` each.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Create the directory of the output."""
+        make_directory(self._logs)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End all processes."""
+        self._stack.close()
+
+    def run(self, name: str, arguments: Sequence[str], pause: Callable[[], None]) -> None:
+        """Run ``rankfall ARGUMENTS`` to its end; `pause` is called while it runs.
+
+        Raises:
+            ChildError: It failed.
+        """
+        self.start(name, arguments)
+        while (code := self._processes[name].poll()) is None:
+            pause()
+        del self._processes[name]
+        if code:
+            raise self.error(name, f"ended with exit code {code}")
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """Start ``rankfall ARGUMENTS`` under a name."""
+        with open_new(self._logs / f"{name}.log") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rankfall", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output.fileno(),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._stack.callback(self._end, process)
+
+    def check(self) -> None:
+        """Raise an error with the last lines of its output if a process has ended.
+
+        Raises:
+            ChildError: A process has ended.
+        """
+        for name, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                raise self.error(name, f"ended with exit code {code}")
+
+    def error(self, name: str, problem: str) -> ChildError:
+        """Return the error of a process, with the last lines of its output."""
+        path = self._logs / f"{name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        return ChildError("\n".join([f"rankfall {name} {problem}; the end of {path}:", *lines]))
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(END_SECONDS)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C does not wait
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started itself, if it ended by an error
+
+
+def free_port() -> int:
+    """Return a port of this machine that no program listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
 
 MARGIN_SECONDS = 60  # of simulated time after which a joiner closes a day for certain
 POLL_SECONDS = 0.25
@@ -227,3 +384,41 @@ def _of_portion(events: list[list[dict[str, Any]]], *, late: bool) -> list[list[
 def _closing_time(day: int) -> int:
     """Return the time in ms after which a request shows that a day can be joined."""
     return (FIRST_DAY + (day + 1) * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
+
+
+class LoopDisplay:
+    """Shows on standard error what a loop does."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, emoji=False, soft_wrap=True)
+        self._live: Live | None = None
+        self._step = ""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Remove the table."""
+        self.close()
+
+    def show(self, table: Table, step: str) -> None:
+        """Show the table of the days, and what happens now."""
+        if self._live is not None:
+            self._live.update(Group(table, Text(step)))
+        elif step != self._step:
+            self.note(step)
+        self._step = step
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Remove the table."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None

@@ -58,8 +58,14 @@ Examples:
 """
 
 from rankfall.losses.adaptive import ARFLoss, ARFv2Loss
-from rankfall.losses.approx import ApproxNDCGLoss, approx_ndcg_loss
-from rankfall.losses.listwise import ListMLELoss, SoftmaxLoss, listmle_loss, softmax_loss
+from rankfall.losses.listwise import (
+    ApproxNDCGLoss,
+    ListMLELoss,
+    SoftmaxLoss,
+    approx_ndcg_loss,
+    listmle_loss,
+    softmax_loss,
+)
 from rankfall.losses.pairwise import (
     LambdaLoss,
     LambdaRankLoss,
@@ -91,7 +97,7 @@ from rankfall.losses.relaxed import (
     sort_cross_entropy_loss,
     topk_bce_loss,
 )
-from rankfall.registry.builtin_components import export_others
+from rankfall.registry.signatures import export_others
 
 __all__ = [
     "ARFLoss",

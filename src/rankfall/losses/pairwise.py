@@ -29,8 +29,7 @@ from rankfall._lists import (
     safe_divide,
     top_labels,
 )
-from rankfall.losses._module import LossModule
-from rankfall.losses._pairs import row_blocks
+from rankfall.losses._module import LossModule, row_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

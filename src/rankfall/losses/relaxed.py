@@ -443,7 +443,7 @@ def _rows(
 ) -> Float[Tensor, "*batch k n"]:
     """Return the rows of any soft sort, at its default temperature if `tau` is None."""
     if not callable(sort):
-        raise TypeError(f"sort must be a soft sort such as rankfall.ops.neural_sort, got {sort!r}")
+        raise TypeError(f"sort must be a soft sort such as rankfall.ops.softmax_sorts, got {sort!r}")
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
     rows = sort(scores, k=k, mask=mask, **options)
     if rows.shape[:-2] != scores.shape[:-1]:

@@ -34,7 +34,7 @@ Examples:
 from rankfall.metrics.funnel import FunnelResult, funnel
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 from rankfall.metrics.significance import Row, TestResult, compare, crossed_test, holm, paired_test, two_sample_test
-from rankfall.registry.builtin_components import export_others
+from rankfall.registry.signatures import export_others
 
 __all__ = [
     "FunnelResult",

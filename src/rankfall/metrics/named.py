@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall.registry import metric_names
-from rankfall.registry.metric_names import parse_name
-from rankfall.registry.metric_names import unknown_metric as unknown_metric
+from rankfall.registry import option_values as metric_names
+from rankfall.registry.option_values import parse_name
+from rankfall.registry.option_values import unknown_metric as unknown_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,19 +10,118 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankfall._checks import check_choice, check_count, check_flag, check_generator, check_real
-from rankfall.metrics.student import student_quantile, student_survival
-from rankfall.metrics.variance_parts import VariancePart, between_runs, satterthwaite, total_variance, within_runs
+from rankfall._checks import check_choice, check_count, check_flag, check_generator, check_none, check_real, check_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Float
+    from jaxtyping import Float, Integer
+
+
+def student_survival(t: float, freedom: float) -> float:
+    """Probability that Student's t with `freedom` degrees of freedom exceeds `t`.
+
+    >>> round(student_survival(1.0, freedom=1.0), 4)  # Cauchy: 1/2 - atan(1) / pi
+    0.25
+    """
+    tail = 0.5 * _incomplete_beta(0.5 * freedom, 0.5, odds=t * t / freedom)
+    return tail if t > 0 else 1 - tail
+
+
+@lru_cache(maxsize=1024)  # tests over the same queries have the same degrees of freedom
+def student_quantile(tail: float, freedom: float) -> float:
+    """The t > 0 that is exceeded with the probability `tail` < 1/2, by bisection."""
+    high = 1.0
+    while student_survival(high, freedom) > tail:
+        high *= 2
+    low = 0.0
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if student_survival(middle, freedom) > tail else (low, middle)
+    return middle
+
+
+def _incomplete_beta(p: float, q: float, *, odds: float) -> float:
+    """Regularised incomplete beta function I_x(p, q) at x = 1 / (1 + odds)."""
+    if odds == 0:
+        return 1.0
+    log_x, log_rest = -math.log1p(odds), math.log(odds) - math.log1p(odds)
+    front = math.exp(p * log_x + q * log_rest + math.lgamma(p + q) - math.lgamma(p) - math.lgamma(q))
+    x = 1 / (1 + odds)
+    # The fraction converges fast below the mean of the distribution, and I_x(p, q) = 1 - I_{1-x}(q, p).
+    if x < (p + 1) / (p + q + 2):
+        return front * _beta_fraction(p, q, x) / p
+    return 1 - front * _beta_fraction(q, p, odds / (1 + odds)) / q
+
+
+def _beta_fraction(p: float, q: float, x: float) -> float:
+    """Continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method."""
+    tiny = 1e-300  # stands for a zero denominator
+    value, numerator, denominator = 1.0, 1.0, 0.0
+    for step in range(1, 100_000):
+        half = step // 2
+        if step % 2 == 0:
+            term = half * (q - half) * x / ((p + step - 1) * (p + step))
+        else:
+            term = -(p + half) * (p + q + half) * x / ((p + step - 1) * (p + step))
+        denominator = 1 / ((1 + term * denominator) or tiny)
+        numerator = (1 + term / numerator) or tiny
+        value *= numerator * denominator
+        if abs(numerator * denominator - 1) < 1e-15:
+            break
+    return 1 / value
+
+
+class VariancePart(NamedTuple):
+    """An estimate of a part of a variance, with its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+def between_runs(values: Tensor, sizes: Sequence[int]) -> list[VariancePart]:
+    """Return the variance of the overall mean that comes from runs, for each fold."""
+    runs, queries = values.shape
+    if runs < 2:  # only a test over queries gets here
+        return []
+    return [
+        VariancePart(float(fold.mean(1).var()) / runs * (fold.shape[1] / queries) ** 2, runs - 1)
+        for fold in values.split(list(sizes), 1)
+    ]
+
+
+def within_runs(values: Tensor, sizes: Sequence[int]) -> list[VariancePart]:
+    """Return the variance of the overall mean that comes from single values, neither from runs nor from queries."""
+    runs, queries = values.shape
+    parts = []
+    for fold in values.split(list(sizes), 1):
+        freedom = (runs - 1) * (fold.shape[1] - 1)
+        if freedom > 0:
+            rest = fold - fold.mean(0) - fold.mean(1, keepdim=True) + fold.mean()
+            variance = float(rest.square().sum()) / freedom
+            parts.append(VariancePart(variance * fold.shape[1] / runs / queries**2, freedom))
+    return parts
+
+
+def total_variance(parts: Sequence[VariancePart]) -> float:
+    """Return the sum of the parts."""
+    return sum(part.variance for part in parts)
+
+
+def satterthwaite(variance: float, parts: Sequence[VariancePart]) -> float:
+    """Return the degrees of freedom of a sum of independent variances.
+
+    A sum never has fewer than its part with the fewest. A part that is subtracted can leave next to nothing, for which
+    the formula gives nearly 0.
+    """
+    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    return max(freedom, min(part.freedom for part in parts))
+
 
 Alternative = Literal["two-sided", "greater", "less"]
 Method = Literal["t", "bootstrap"]
@@ -519,3 +618,75 @@ def _share_beyond(centred: Tensor, mean: float, alternative: str) -> float:
     else:
         beyond = centred >= mean if alternative == "greater" else centred <= mean
     return (int(beyond.sum()) + 1) / (len(centred) + 1)
+
+
+RESAMPLES = 1000
+MOST_RESAMPLES = 10**7
+LARGEST_SUMMAND = 1e25  # whose sums over requests are finite in float32
+LEVEL = 0.95  # of confidence intervals
+_DRAWN_AT_ONCE = 1 << 21  # draws in memory: 16 MB of indices, and 8 MB of counts
+
+
+def resampled_sums(
+    columns: Float[Tensor, "requests columns"],
+    *,
+    units: Integer[Tensor, " requests"] | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Float[Tensor, "resamples columns"]:
+    """Draw as many requests as there are, with replacement, and return the sums of their values for each resample.
+
+    Args:
+        columns: Values of each request, without NaN.
+        units: What is drawn: requests with the same number, such as those of one user, are drawn together. Default:
+            every request by itself.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
+
+    Returns:
+        One row of sums per resample.
+
+    Examples:
+        Two requests with the values 0 and 1 are drawn as (0, 0), (0, 1), (1, 0) or (1, 1):
+
+        >>> sums = resampled_sums(torch.tensor([[0.0], [1.0]]), resamples=4000)
+        >>> sums.unique().tolist(), round(float((sums == 1).double().mean()), 1)
+        ([0.0, 1.0, 2.0], 0.5)
+    """
+    check_count("resamples", resamples, most=MOST_RESAMPLES)
+    check_none(
+        "columns", ~(columns.detach().abs() <= LARGEST_SUMMAND), f"NaN, inf or numbers beyond {LARGEST_SUMMAND:g}"
+    )
+    values = columns.float() if units is None else sums_by(units, columns).float()
+    count = len(values)
+    if count == 0:
+        return torch.zeros(resamples, columns.shape[1], dtype=torch.double)
+    generator = torch.Generator().manual_seed(seed)
+    rows = max(1, _DRAWN_AT_ONCE // count)
+    blocks = [min(rows, resamples - first) for first in range(0, resamples, rows)]
+    return torch.cat([_counts(block, count, generator) @ values for block in blocks]).double()
+
+
+def sums_by(
+    units: Integer[Tensor, " requests"], columns: Float[Tensor, "requests columns"]
+) -> Float[Tensor, "units columns"]:
+    """Return the sums of the values of each unit, in the order of the numbers of the units."""
+    found, place = units.unique(return_inverse=True)
+    return columns.new_zeros(len(found), columns.shape[1], dtype=torch.double).index_add(0, place, columns.double())
+
+
+def _counts(rows: int, count: int, generator: torch.Generator) -> Tensor:
+    """Return how often each of `count` units is drawn in each of `rows` resamples."""
+    drawn = torch.randint(count, (rows, count), generator=generator, dtype=torch.int32).long()
+    return torch.zeros(rows, count).scatter_add_(1, drawn, torch.ones(()).expand(rows, count))
+
+
+def interval(figures: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+    """Return both ends of the percentile interval of figures ``(resamples, ...)``.
+
+    Resamples in which a figure is undefined (NaN) are left out.
+    """
+    check_share("level", level)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=figures.dtype)
+    low, high = figures.nanquantile(tails, dim=0)
+    return low, high

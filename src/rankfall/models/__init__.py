@@ -27,17 +27,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall._suggestions import did_you_mean
-from rankfall.models.din import DIN
-from rankfall.models.embedding import FeatureEmbedding
-from rankfall.models.embedding_mlp import EmbeddingMLP
-from rankfall.models.inputs import ImpressionFeatures, RequestFeatures
-from rankfall.models.layers import ACTIVATIONS
-from rankfall.models.mlp import MLP, Linear
-from rankfall.models.scaling import FeatureScaling
-from rankfall.models.scorer import Scorer
-from rankfall.models.two_tower import TwoTower
-from rankfall.registry.builtin_components import export_others
+from rankfall._errors import did_you_mean
+from rankfall.models.embedding import FeatureEmbedding, ImpressionFeatures, RequestFeatures
+from rankfall.models.layers import ACTIVATIONS, FeatureScaling
+from rankfall.models.scorers import DIN, MLP, EmbeddingMLP, Linear, Scorer, TwoTower
+from rankfall.registry.signatures import export_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from torch import nn
 from rankfall import registry
 from rankfall.models import KINDS, Scorer, from_config
 from rankfall.models.embedding import FeatureEmbedding
-from rankfall.models.two_tower import TwoTower
+from rankfall.models.scorers import TwoTower
 from rankfall.registry.references import source_of
 
 if TYPE_CHECKING:

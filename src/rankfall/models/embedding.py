@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rankfall._checks import WIDEST, check_count, check_real
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 from rankfall.encoding import UNSEEN
 from rankfall.option_types import LARGEST
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rankfall.data.impressions.spec import Feature, Features, Sequence
-    from rankfall.models.inputs import RequestFeatures
 
 
 class UnknownIdError(ValueError):
@@ -243,3 +242,35 @@ def _module(table: str) -> str:
 
 def _table(module: str) -> str:
     return module.removeprefix("table/").replace("/", ".")
+
+
+class RequestFeatures(Protocol):
+    """Features of requests, without candidates. Ids are int32 or int64: 0 is missing or padding, 1 is unknown."""
+
+    @property
+    def user(self) -> Mapping[str, Tensor]:
+        """Features by name, ``(B,)``, or ``(B, size)`` for vectors."""
+
+    @property
+    def context(self) -> Mapping[str, Tensor]:
+        """Features by name, ``(B,)``, or ``(B, size)`` for vectors."""
+
+    @property
+    def sequences(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Ids ``(B, L)`` by the names of the sequence and of the feature."""
+
+    @property
+    def sequence_mask(self) -> Mapping[str, Tensor]:
+        """Boolean tensors ``(B, L)`` by the name of the sequence, True for real events."""
+
+
+class ImpressionFeatures(RequestFeatures, Protocol):
+    """The features of a batch of impressions: requests and their candidates."""
+
+    @property
+    def items(self) -> Mapping[str, Tensor]:
+        """Features of the candidates by name, ``(B, N)``, or ``(B, N, size)`` for vectors."""
+
+    @property
+    def mask(self) -> Tensor:
+        """Boolean tensor ``(B, N)``, True for real candidates."""

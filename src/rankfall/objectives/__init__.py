@@ -29,12 +29,10 @@ Examples:
 
 from rankfall.objectives._stages import Impression as Impression  # the argument of `terms`, for your own objectives
 from rankfall.objectives._stages import Objective
-from rankfall.objectives.icc import ICC
-from rankfall.objectives.independent import BCE, FSLambdaLoss, FSRankNet, PerStage
+from rankfall.objectives.independent import BCE, ICC, FSLambdaLoss, FSRankNet, PerStage, RankFlow
 from rankfall.objectives.lcron import LCRON
-from rankfall.objectives.rankflow import RankFlow
 from rankfall.objectives.soft_sorts import ARF, ARFv2, SortCE
-from rankfall.registry.builtin_components import export_others
+from rankfall.registry.signatures import export_others
 
 __all__ = [
     "ARF",

@@ -26,41 +26,52 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall._disk import open_new
-from rankfall._files import about_file, scratch_directory
-from rankfall.data.impressions.column_hashing import hash_values
-from rankfall.data.impressions.encoding import Encoding
+from rankfall.data.impressions.encoding import Encoding, hash_values
 from rankfall.data.impressions.log import JOINED, ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
-from rankfall.data.sources.rows.append_rows import append_rows, check_same_description
 from rankfall.data.sources.rows.log_state import StoredState
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows, check_same_description, prepare_rows
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
-from rankfall.online.bundle_finder import BundleFinder
-from rankfall.online.day_rows import Admission, DayRows
+from rankfall.online.day_rows import Admission, DayRows, make_layout
 from rankfall.online.join_results import DayReport, JoinResult
-from rankfall.online.join_state import APART, NEXT, REPORT, SERVED, JoinDirectory, UsedSegments, save_used
-from rankfall.online.log_days import LogDays, day_name
-from rankfall.online.match_records import MatchCounts, match_records
+from rankfall.online.join_state import (
+    APART,
+    NEXT,
+    REPORT,
+    SERVED,
+    JoinDirectory,
+    LogDays,
+    UsedSegments,
+    day_name,
+    save_used,
+)
 from rankfall.online.parity import DifferenceError, ParityCheck
-from rankfall.online.quarantine import UNKNOWN_REQUEST, Quarantine
-from rankfall.online.recorded_segments import RecordedSegments
-from rankfall.online.row_layout import make_layout
-from rankfall.online.served_requests import DAY, HASH, ServedRequests, write_served
-from rankfall.online.window_records import CARRIED, Window, WindowSpool
-from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
+from rankfall.online.request_columns import DAY, HASH, BundleFinder, ServedRequests, write_served
+from rankfall.online.window_records import (
+    CARRIED,
+    UNKNOWN_REQUEST,
+    MatchCounts,
+    Quarantine,
+    RecordedSegments,
+    Window,
+    WindowSpool,
+    match_records,
+)
+from rankfall.serving.recording.record_segments import EVENTS, SAMPLES
+from rankfall.storage.disk import open_new
+from rankfall.storage.files import about_file, scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rankfall.data.impressions.spec import Spec
-    from rankfall.data.sources.rows.row_inputs import OnProgress
+    from rankfall.data.sources.rows.prepare_rows import OnProgress
+    from rankfall.online.day_rows import RowLayout
     from rankfall.online.join_state import JoinState
-    from rankfall.online.match_records import MatchedPart
-    from rankfall.online.recorded_segments import SegmentContent
-    from rankfall.online.row_layout import RowLayout
-    from rankfall.online.served_requests import Hashes
+    from rankfall.online.request_columns import Hashes
+    from rankfall.online.window_records import MatchedPart, SegmentContent
+
 
 SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
 MOST_NAMED = 1_000  # kinds of events, and days of late records, that a report names

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankfall._results import Result, Tables
+from rankfall._config import Result
+from rankfall._tables import Tables
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall._json_reader import parse_json
-from rankfall.data.impressions.column_hashing import hash_values
+from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.spec import Time
-from rankfall.encoding import FIRST_KNOWN, UNSEEN, Buckets, Numbers, VocabularyIds, rule_from_json
-from rankfall.encoding.lookup import NOWHERE
-from rankfall.online.quarantine import CLIENT_PARITY, PARITY
-from rankfall.serving.encoded_requests import NO_ITEM
-from rankfall.serving.request_encoder import RequestError
+from rankfall.encoding import FIRST_KNOWN, NOWHERE, UNSEEN, Buckets, Numbers, VocabularyIds, rule_from_json
+from rankfall.online.window_records import CLIENT_PARITY, PARITY
+from rankfall.serving.request_encoder import NO_ITEM, RequestError
+from rankfall.storage.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +29,10 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.encoding import Encoding
     from rankfall.data.impressions.spec import Group
     from rankfall.data.sources.rows.log_state import LogState
-    from rankfall.encoding import Rule
-    from rankfall.encoding.lookup import Lookup
-    from rankfall.online.bundle_finder import BundleFinder
-    from rankfall.online.quarantine import Reasons
-    from rankfall.online.row_layout import RowLayout
+    from rankfall.encoding import Lookup, Rule
+    from rankfall.online.day_rows import RowLayout
+    from rankfall.online.request_columns import BundleFinder
+    from rankfall.online.window_records import Reasons
     from rankfall.serving.bundle import Bundle
 
     Values = NDArray[Any]

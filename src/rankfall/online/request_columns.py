@@ -6,33 +6,53 @@ of an embedding instead of a value, or something else in a feature that no model
 
 from __future__ import annotations
 
+import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall._json_reader import parse_json
+from rankfall.data.impressions.log import map_table
 from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of, is_dense
-from rankfall.data.sources.rows.column_types import TIME
-from rankfall.data.sources.rows.columns import time_units
+from rankfall.data.sources.rows.raw_log import time_units
+from rankfall.data.sources.rows.row_files import TIME
 from rankfall.encoding import BadValueError, Numbers
-from rankfall.serving.service.limits import ITEM_LENGTH
-from rankfall.serving.value_checks import bad_value, finite_numbers, integers, integers_or_their_text, is_integer, texts
-from rankfall.serving.value_encoders import NumberEncoder, Times
+from rankfall.serving.bundle import Bundle
+from rankfall.serving.bundle_files import is_bundle, read_manifest
+from rankfall.serving.service.bundle_slots import model_name
+from rankfall.serving.service.settings import ITEM_LENGTH
+from rankfall.serving.value_encoders import (
+    NumberEncoder,
+    Times,
+    bad_value,
+    finite_numbers,
+    integers,
+    integers_or_their_text,
+    is_integer,
+    texts,
+)
+from rankfall.storage.disk import open_new
+from rankfall.storage.files import parse_json
+from rankfall.storage.manifests import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from rankfall.data.impressions.spec import FeatureConfig, Spec
-    from rankfall.online.row_layout import RequestColumn, RowLayout, SequenceColumn
+    from rankfall.online.day_rows import RequestColumn, RowLayout, SequenceColumn
 
     Refused = dict[int, str]  # reasons by the place of requests
     ServedItems = Callable[[pl.DataFrame, Any, list[Any]], list[Any]]
     KindOf = Callable[[pl.DataFrame, Sequence[Sequence[str]]], Any]  # samples, features in rules of bundles -> a type
     ItemValues = Callable[[str, Sequence[Any]], list[Any]]  # a column and ids of items -> the values of the items
+    Hashes = NDArray[np.uint64]
 
 
 class BodyColumns:
@@ -355,3 +375,127 @@ def _times(time: pl.Series, column: RequestColumn, spec: Spec) -> pl.Series:
 
 def _in_unit(times: pl.Series, unit: str | None) -> pl.Series:
     return times.dt.epoch(unit or "ms")  # type: ignore[arg-type]  # one of the units of polars
+
+
+HASH, DAY = "\1hash", "\1day"
+_SCHEMA = pa.schema([("hash", pa.uint64()), ("day", pa.int32()), ("sampled", pa.bool_())])
+
+
+class Found(NamedTuple):
+    """For each request that was looked up: whether it was served, its day, and whether it was sampled."""
+
+    served: NDArray[np.bool_]
+    day: NDArray[np.int32]
+    sampled: NDArray[np.bool_]
+
+
+class ServedRequests:
+    """Requests that were received before the current day was closed, by the hashes of their ids.
+
+    Args:
+        files: The files that :func:`write_served` wrote, oldest first.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._tables = [map_table(path) for path in reversed(files)]
+
+    def find(self, hashes: Hashes) -> Found:
+        """Look requests up; those of the latest files are found first."""
+        found = Found(np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.int32), np.zeros(len(hashes), np.bool_))
+        for table in self._tables:
+            left = np.flatnonzero(~found.served)
+            if not len(left):
+                break
+            known = table["hash"].combine_chunks().to_numpy()
+            places = np.searchsorted(known, hashes[left])
+            inside = places < len(known)
+            hit = np.zeros(len(left), np.bool_)
+            hit[inside] = known[places[inside]] == hashes[left][inside]
+            rows = places[hit]
+            found.served[left[hit]] = True
+            found.day[left[hit]] = table["day"].take(rows).to_numpy()
+            found.sampled[left[hit]] = table["sampled"].take(rows).to_numpy()
+        return found
+
+
+def write_served(path: Path, parts: Sequence[pl.DataFrame]) -> None:
+    """Write the requests of a window.
+
+    Args:
+        path: The file.
+        parts: Frames with `HASH`, `DAY` and ``sampled``, sorted by `HASH` one after the other.
+    """
+    columns = pl.concat(parts).select(pl.col(HASH).alias("hash"), pl.col(DAY).alias("day"), "sampled").rechunk()
+    table = pa.table(
+        [
+            pa.array(columns["hash"].to_numpy()),
+            pa.array(columns["day"].to_numpy()),
+            pa.array(columns["sampled"].to_numpy()),
+        ],
+        schema=_SCHEMA,
+    )
+    with open_new(path) as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+        writer.write_table(table)
+
+
+_MOST_LOADED = 2
+_DEEPEST = 4  # directories below the one that is searched
+
+
+class BundleFinder:
+    """Loads bundles by the names of their models.
+
+    Args:
+        directory: Where bundles are searched that are not at their place any more.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._loaded: OrderedDict[str, Bundle] = OrderedDict()
+        self._absent: set[str] = set()
+
+    def find(self, model: str, path: str) -> Bundle:
+        """Return the bundle of a model.
+
+        Args:
+            model: The name of the model.
+            path: Where the bundle was when it answered.
+
+        Raises:
+            ValueError: If it is not there any more.
+        """
+        if model not in self._loaded:
+            self._loaded[model] = Bundle.load(self._place(model, Path(path)))
+            if len(self._loaded) > _MOST_LOADED:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(model)
+        return self._loaded[model]
+
+    def if_present(self, model: str, path: str) -> Bundle | None:
+        """Return the bundle of a model, None if it is not there any more."""
+        if model in self._absent:
+            return None
+        try:
+            return self.find(model, path)
+        except ValueError:
+            self._absent.add(model)
+            return None
+
+    def _place(self, model: str, path: Path) -> Path:
+        if _is_model(path, model):
+            return path
+        for place, folders, files in os.walk(self._directory) if self._directory is not None else ():
+            depth = len(Path(place).relative_to(self._directory or place).parts)
+            if depth >= _DEEPEST:
+                folders.clear()
+            if MANIFEST in files and _is_model(Path(place), model):
+                return Path(place)
+        searched = "" if self._directory is None else f", nor in {self._directory}"
+        raise ValueError(
+            f"parity: the bundle of model {model} is not at {path} any more{searched}; keep bundles until their days "
+            "are joined, name their directory with --bundles, or skip the check with --parity 0"
+        )
+
+
+def _is_model(path: Path, model: str) -> bool:
+    return is_bundle(path) and model_name(read_manifest(path)) == model

@@ -36,17 +36,12 @@ Examples:
 """
 
 from rankfall.ops._rows import LOG_ZERO
-from rankfall.ops.dftopk import dftopk
 from rankfall.ops.diff_sort import diff_sort
-from rankfall.ops.hard_topk import hard_topk
 from rankfall.ops.inclusion import Operator, SoftSort, TopK, log_inclusion, log_rows, topk
-from rankfall.ops.lapsum_topk import lapsum_topk
-from rankfall.ops.neural_sort import neural_sort
 from rankfall.ops.pirank_sort import pirank_sort
-from rankfall.ops.sigmoid_topk import sigmoid_topk
-from rankfall.ops.soft_sort import soft_sort
-from rankfall.ops.sparse_topk import sparse_topk
-from rankfall.registry.builtin_components import export_others
+from rankfall.ops.softmax_sorts import neural_sort, soft_sort
+from rankfall.ops.threshold_topk import dftopk, hard_topk, lapsum_topk, sigmoid_topk, sparse_topk
+from rankfall.registry.signatures import export_others
 
 __all__ = [
     "LOG_ZERO",

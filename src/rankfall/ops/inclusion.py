@@ -15,15 +15,10 @@ from rankfall._checks import at_least_float32, check_choice, check_count, check_
 from rankfall._lists import add_gumbel, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
-from rankfall.ops.dftopk import dftopk
 from rankfall.ops.diff_sort import diff_sort
-from rankfall.ops.hard_topk import hard_topk
-from rankfall.ops.lapsum_topk import lapsum_topk
-from rankfall.ops.neural_sort import neural_rows, neural_sort
 from rankfall.ops.pirank_sort import pirank_sort
-from rankfall.ops.sigmoid_topk import sigmoid_topk
-from rankfall.ops.soft_sort import soft_sort, soft_sort_rows
-from rankfall.ops.sparse_topk import sparse_kind, sparse_topk
+from rankfall.ops.softmax_sorts import neural_rows, neural_sort, soft_sort, soft_sort_rows
+from rankfall.ops.threshold_topk import dftopk, hard_topk, lapsum_topk, sigmoid_topk, sparse_kind, sparse_topk
 from rankfall.registry.references import is_reference
 
 if TYPE_CHECKING:
@@ -305,7 +300,7 @@ def log_rows(
         lazy = _LAZY_ROWS[name](scores, mask=mask, **options)
         return lazy.logarithms(0, check_rows("k", k, lazy.shape[-1]))
     if not callable(inner):
-        raise TypeError(f"sort must be a soft sort such as rankfall.ops.neural_sort, got {inner!r}")
+        raise TypeError(f"sort must be a soft sort such as rankfall.ops.softmax_sorts, got {inner!r}")
     wide = check_scores(scores, mask)[0]  # LOG_ZERO is infinite in half precision
     rows = inner(at_least_float32(scores), k=wide.shape[-1] if k is None else k, mask=mask, **options)
     if rows.shape[:-2] != wide.shape[:-1]:

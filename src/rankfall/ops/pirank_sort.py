@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rankfall import register
 from rankfall._checks import check_count, check_rows, check_scale, check_scores, full_precision
-from rankfall.ops.neural_sort import neural_rows_of
+from rankfall.ops.softmax_sorts import neural_rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -25,16 +25,15 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 from rankfall.register import KINDS as KINDS
 from rankfall.register import Kind as Kind
 from rankfall.register import registered
-from rankfall.registry.builtin_components import builtins as builtins
-from rankfall.registry.contracts import check_component
-from rankfall.registry.references import entry_point, entry_points, is_reference, resolve
+from rankfall.registry.references import check_component, entry_point, entry_points, is_reference, resolve
 from rankfall.registry.signatures import REQUIRED as REQUIRED
 from rankfall.registry.signatures import Option as Option
 from rankfall.registry.signatures import Parameter, namespace_of, options_of, parameters_of
+from rankfall.registry.signatures import builtins as builtins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

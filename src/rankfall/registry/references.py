@@ -6,13 +6,18 @@ directory. Modules are found as by ``python -m``: in the current directory, then
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import inspect
+import itertools
+import re
 import sys
 import sysconfig
 import traceback
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,15 +25,140 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rankfall import register
-from rankfall._suggestions import did_you_mean
-from rankfall._trust import UntrustedError, check_import
-from rankfall.registry import user_files
-from rankfall.registry.builtin_components import place as builtin_place
+from rankfall._errors import did_you_mean
+from rankfall.register import KINDS, registered
+from rankfall.registry.signatures import place as builtin_place
+from rankfall.storage.trust import UntrustedError, check_import, is_trusted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from importlib.machinery import ModuleSpec
+    from types import CodeType
 
     from rankfall.register import Kind
+
+
+_HASHES: dict[str, str] = {}  # of the text that each module was read from
+
+
+def module_name(file: Path) -> str:
+    """Return the name of the module that is read from a file.
+
+    >>> module_name(Path("/home/ada/my_loss.py"))
+    'rankfall.registry.references._2fhome_2fada_2fmy_5floss_2epy'
+    """
+    encoded = re.sub(r"[^A-Za-z0-9]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), str(file))
+    return f"{__name__}.{encoded}"
+
+
+def file_of(name: str) -> Path:
+    """Return the file that a module of this package is read from.
+
+    >>> str(file_of("rankfall.registry.references._2fa_5fb_2epy"))
+    '/a_b.py'
+    """
+    encoded = name.removeprefix(f"{__name__}.")
+    pairs = re.sub(r"((?:_[0-9a-f]{2})+)", lambda found: bytes.fromhex(found[0].replace("_", "")).decode(), encoded)
+    return Path(pairs)
+
+
+def load(file: Path) -> ModuleType:
+    """Return the module of a file. A file that has changed since it was read is read again.
+
+    Args:
+        file: Absolute path of a Python file.
+    """
+    name = module_name(file)
+    if not is_loaded(file):
+        sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
+def is_loaded(file: Path) -> bool:
+    """Return whether this process has read a file as it is now."""
+    name = module_name(file)
+    return name in sys.modules and _HASHES.get(name) == sha256(file)
+
+
+def sha256(file: Path) -> str:
+    """Return the hash of a file's content."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class _Finder:
+    """Finds the modules of this package."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(f"{__name__}."):
+            return None
+        file = file_of(name)
+        return importlib.util.spec_from_file_location(name, file, loader=_Loader(name, str(file)))
+
+
+class _CheckedLoader(importlib.machinery.SourceFileLoader):
+    """Reads a file once, so that what is checked is what runs.
+
+    The cache of compiled files is not used: it overlooks two changes within one second, and may hold other code.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        content = self.get_data(self.path)
+        digest = hashlib.sha256(content).hexdigest()
+        check_import(self.path, self.path, digest)
+        _HASHES[fullname] = digest
+        code: CodeType = self.source_to_code(content, self.path)
+        return code
+
+
+class _Loader(_CheckedLoader):
+    """Reads a file that is named by its path."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code = super().get_code(fullname)
+        folder = str(Path(self.path).parent)
+        if folder not in sys.path:
+            sys.path.append(folder)  # last: modules beside the file can be imported, and hide nothing
+        return code
+
+
+sys.meta_path.append(_Finder)
+
+
+@contextmanager
+def checked(files: Mapping[str, Path]) -> Generator[None]:
+    """Context in which modules are read from these files, and only as far as their content is trusted.
+
+    Args:
+        files: Python files by the names of their modules.
+    """
+    finder = _CheckedFinder(files)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _CheckedFinder:
+    """Finds modules in given files."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        file = self._files.get(name)
+        if file is None:
+            return None
+        folders = [str(file.parent)] if file.name == "__init__.py" else None
+        loader = _CheckedLoader(name, str(file))
+        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
+
+
+def read_hash(module: str) -> str | None:
+    """Return the hash of the text that a module was read from, if this package has read it."""
+    return _HASHES.get(module)
+
 
 ENTRY_POINTS = "rankfall"
 """Group of the entry points that name components: ``"loss.focal" = "my_package.losses:focal"``."""
@@ -255,10 +385,10 @@ def _split(kind: str, reference: str) -> tuple[str, str]:
 def _load_file(kind: str, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
-    if not user_files.is_loaded(file):
+    if not is_loaded(file):
         check_import(reference, file)
     try:
-        return user_files.load(file)
+        return load(file)
     except UntrustedError:  # the file was changed after the check above
         raise
     except (Exception, SystemExit) as error:
@@ -275,7 +405,7 @@ def _load_module(reference: str, name: str, *, installed: bool) -> ModuleType:
             f"{imported}; name the file by its path, such as './{file.name}:...'"
         )
     if file is not None:
-        _LOADED.setdefault(str(file), user_files.read_hash(name) or user_files.sha256(file))
+        _LOADED.setdefault(str(file), read_hash(name) or sha256(file))
     return module
 
 
@@ -289,7 +419,7 @@ def _import_checked(reference: str, name: str, file: Path | None) -> ModuleType:
     if here not in sys.path:
         sys.path.insert(0, here)  # stays there: the module may import others later, also in processes started from here
         importlib.invalidate_caches()
-    with user_files.checked({module: path for module, path in files.items() if path.suffix == ".py"}):
+    with checked({module: path for module, path in files.items() if path.suffix == ".py"}):
         return _import(reference, name)
 
 
@@ -389,4 +519,278 @@ _INSTALLED = tuple({path for name in ("stdlib", "purelib", "platlib") if (path :
 def _source(kind: Kind, name: str, file: Path | None) -> Source:
     if file is None:
         return Source(kind, name, "", "")
-    return Source(kind, name, str(file), _LOADED.get(str(file)) or user_files.sha256(file))
+    return Source(kind, name, str(file), _LOADED.get(str(file)) or sha256(file))
+
+
+CONTRACTS: dict[Kind, str] = {
+    "operator": "a function f(scores, k, *, mask=None, ...options)",
+    "loss": "a function f(scores, labels, *, mask=None, weight=None, ...options), or a class of torch.nn.Module whose "
+    "forward takes (scores, labels, *, mask=None, weight=None)",
+    "objective": "a subclass of rankfall.objectives.Objective with terms(batch)",
+    "model": "a class of torch.nn.Module, built from (features, ...options), with forward(batch)",
+    "metric": "a function f(scores, labels, *, mask=None, empty=..., ...cutoffs)",
+    "source": "a function f(...options) that yields tables of rows",
+}
+"""The forms of components, for messages."""
+
+_EMPTY = inspect.Parameter.empty
+
+
+def check_component(kind: Kind, name: str, component: object) -> Callable[..., Any]:
+    """Return a component if it can be used as one of its kind.
+
+    Args:
+        kind: Kind that is expected.
+        name: Name or reference in the configuration, for messages.
+        component: What the name stands for.
+
+    Raises:
+        UnresolvedError: If it is another kind of object, or its signature does not fit.
+    """
+    if not callable(component) or not _may_be(kind, component):
+        raise UnresolvedError(_refuse(kind, name, f"is {_described(component)}"))
+    if kind == "objective":
+        _check_objective(name, component)
+    _check_signature(kind, name, component)
+    return component
+
+
+def _may_be(kind: Kind, component: object) -> bool:
+    """Return whether a component has the form of a kind: a function, or a class of modules."""
+    is_module = _has_base(component, "torch.nn.modules.module", "Module")
+    match kind:
+        case "objective" | "model":
+            return is_module
+        case "loss":
+            return is_module or not inspect.isclass(component)
+        case _:
+            return not inspect.isclass(component)
+
+
+def guess_kind(name: str, component: object) -> Kind:
+    """Return the kind of a component: the one it is registered as, or the one that its signature fits.
+
+    Args:
+        name: Name or reference, for messages.
+        component: The function or class.
+
+    Raises:
+        UnresolvedError: If it fits no kind.
+    """
+    for kind in KINDS:
+        if any(one.component is component for one in registered(kind).values()):
+            return kind
+    order: tuple[Kind, ...] = ("objective", "loss", "model") if inspect.isclass(component) else ("operator", "loss")
+    if callable(component) and "empty" in _names(component):
+        order = ("metric",)
+    for kind in order:
+        try:
+            check_component(kind, name, component)
+        except UnresolvedError:
+            continue
+        return kind
+    raise UnresolvedError(
+        f"found {name!r}, which is {_described(component)}; expected one of: {'; '.join(CONTRACTS.values())}"
+    )
+
+
+def _names(component: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(component).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _check_objective(name: str, component: object) -> None:
+    bases = component.__mro__ if inspect.isclass(component) else ()
+    own = list(itertools.takewhile(lambda base: not _is(base, "rankfall.objectives._stages", "Objective"), bases))
+    if len(own) == len(bases):
+        raise UnresolvedError(_refuse("objective", name, f"is {_described(component)}"))
+    if all("terms" not in vars(base) for base in own):
+        raise UnresolvedError(_refuse("objective", name, "has no method terms(batch)"))
+
+
+def _check_signature(kind: Kind, name: str, component: Callable[..., Any]) -> None:
+    match kind:
+        case "operator":
+            _check_call(kind, name, component, positional=1, keywords=("k", "mask"))
+        case "loss" if inspect.isclass(component):
+            forward: Any = getattr(component, "forward", None)
+            _check_call(kind, name, forward, positional=3, keywords=("mask",), options=False)  # with self
+        case "loss":
+            _check_call(kind, name, component, positional=2, keywords=("mask",), hidden=("reduction", "generator"))
+        case "metric":
+            _check_call(kind, name, component, positional=2, keywords=("mask",))
+        case "model":
+            _check_call(kind, name, component, positional=1, keywords=())
+        case _:
+            _signature(kind, name, component)
+
+
+def _check_call(
+    kind: Kind,
+    name: str,
+    function: Callable[..., Any],
+    *,
+    positional: int,
+    keywords: tuple[str, ...],
+    hidden: tuple[str, ...] = (),
+    options: bool = True,
+) -> None:
+    """Check that a function takes a number of positional arguments and some keyword arguments.
+
+    Args:
+        kind: Kind of the component.
+        name: Name in the configuration.
+        function: The function that is called.
+        positional: Number of arguments that are passed by position.
+        keywords: Names of arguments that are passed by name.
+        hidden: Names that a configuration cannot give, and that are not passed.
+        options: Whether a configuration gives the other parameters.
+    """
+    parameters = _signature(kind, name, function)
+    by_position = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    by_position = [one for one in by_position if one.name not in keywords]
+    any_position = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    if len(by_position) < positional and not any_position:
+        raise UnresolvedError(
+            _refuse(kind, name, f"takes {len(by_position)} positional arguments besides {_listed(keywords)}")
+            if keywords
+            else _refuse(kind, name, f"takes {len(by_position)} positional arguments")
+        )
+    any_keyword = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    by_keyword = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    for keyword in keywords:
+        if keyword not in by_keyword and not any_keyword:
+            raise UnresolvedError(_refuse(kind, name, f"lacks the parameter {keyword!r}"))
+    for one in by_position[positional:]:
+        if one.kind is one.POSITIONAL_ONLY and one.default is _EMPTY:
+            raise UnresolvedError(
+                _refuse(kind, name, f"has the positional-only parameter {one.name!r}, which cannot be supplied")
+            )
+    supplied = {one.name for one in by_position[:positional]} | set(keywords)
+    for one in parameters:
+        needed = one.default is _EMPTY and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if needed and one.name not in supplied and (one.name in hidden or not options):
+            raise UnresolvedError(_refuse(kind, name, f"needs the parameter {one.name!r}, which cannot be supplied"))
+
+
+def _signature(kind: Kind, name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise UnresolvedError(_refuse(kind, name, "has no signature that Python can read")) from None
+
+
+def _has_base(component: object, module: str, name: str) -> bool:
+    """Return whether a class has a base class, which need not be imported for the check."""
+    return inspect.isclass(component) and any(_is(base, module, name) for base in component.__mro__)
+
+
+def _is(one: type, module: str, name: str) -> bool:
+    return (one.__module__, one.__name__) == (module, name)
+
+
+def _described(component: object) -> str:
+    if inspect.isclass(component):
+        return f"the class {component.__name__}"
+    if inspect.isroutine(component):
+        return f"the function {component.__name__}"
+    return "a module" if inspect.ismodule(component) else f"of type {type(component).__name__}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(names)
+
+
+def _refuse(kind: Kind, name: str, found: str) -> str:
+    return f"found {name!r}, which {found}; expected {CONTRACTS[kind]}"
+
+
+class SourceError(ValueError):
+    """Code of a trained model is missing or has changed."""
+
+
+def check_present(sources: Iterable[Source], where: str | Path) -> None:
+    """Check that all code of something trained can still be found. Nothing is imported.
+
+    Args:
+        sources: The code as it was.
+        where: What was trained with it, such as a run directory, for messages.
+
+    Raises:
+        SourceError: If a file or module is missing. The message names every missing one.
+    """
+    missing = dict.fromkeys(_missing(one) for one in sources if _now(one) is None)
+    if missing:
+        raise SourceError(f"{where} was trained with code that {'; and '.join(missing)}")
+
+
+def _missing(source: Source) -> str:
+    if not is_reference(source.name):
+        where = (
+            f"was defined in {source.file} ({_digest(source.sha256)})" if source.file else "was defined without a file"
+        )
+        return (
+            f"is not found: the {source.kind} {source.name!r} {where}, and is neither registered in this process nor "
+            "an entry point of an installed package. Import the module that registers it, or install its package"
+        )
+    if source.file and Path(source.file).is_file():  # a module of another directory
+        return (
+            f"is not found: {source.name.rpartition(':')[0]} is not found from here; it was {source.file} "
+            f"({_digest(source.sha256)}). Run the command in {Path(source.file).parent}, or add that to PYTHONPATH"
+        )
+    return f"does not exist: {source.file or source.name} ({_digest(source.sha256)}). Restore it"
+
+
+def changed(sources: Iterable[Source]) -> list[str]:
+    """Return a text for each file whose content is not what it was, with both hashes."""
+    found = []
+    for one in sources:
+        now = _now(one)
+        if now is None or now.sha256 == one.sha256:
+            continue
+        other = f" (now {now.file})" if now.file != one.file else ""
+        found.append(
+            f"the {one.kind} {short_name(one.name)} has changed since training: {one.file or one.name}{other} had "
+            f"{_digest(one.sha256)} and has {_digest(now.sha256)}"
+        )
+    return found
+
+
+def check_weights_fit(sources: Iterable[Source], where: str | Path) -> None:
+    """Refuse weights of models whose code has changed since they were trained, unless it is trusted.
+
+    Args:
+        sources: The code of the models as it was.
+        where: What was trained, for messages.
+
+    Raises:
+        SourceError: If code has changed.
+    """
+    differences = [] if is_trusted() else changed(sources)
+    if differences:
+        raise SourceError(
+            f"{where}: {'; '.join(differences)}. The weights belong to the old code: restore it, train again, or use "
+            "the code as it is now with --trust (trust=True in Python)"
+        )
+
+
+def short_name(name: str) -> str:
+    """Return the name of a component without the path of its file or module.
+
+    >>> short_name("/home/ada/losses.py:focal"), short_name("my_package.losses:focal"), short_name("softmax_loss")
+    ('focal', 'focal', 'softmax_loss')
+    """
+    return name.rpartition(":")[2]
+
+
+def _now(source: Source) -> Source | None:
+    try:
+        return source_of(source.kind, source.name)
+    except UnresolvedError:
+        return None
+
+
+def _digest(sha256: str) -> str:
+    return f"sha256 {sha256[:12]}" if sha256 else "no file"

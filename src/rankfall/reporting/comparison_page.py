@@ -30,7 +30,7 @@ from rankfall.reporting.verdicts import (
     tests_rows,
     tests_title,
 )
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
+from rankfall.training.config.component_checks import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rankfall.reporting.advice import Advice
     from rankfall.reporting.chart import Chart
     from rankfall.studies.results import ComparisonResult, EvaluationSummary, MethodResult, MethodTable, RunFailure
-    from rankfall.training.stage_figures import StageFigures
+    from rankfall.training.cascade_metrics import StageFigures
 
 PRODUCTION = "production"
 

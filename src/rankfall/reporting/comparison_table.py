@@ -19,7 +19,7 @@ from rankfall.reporting.verdicts import (
     tests_title,
 )
 from rankfall.studies.results import ComparisonResult
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name, split_stage
+from rankfall.training.config.component_checks import higher_is_better, shown_name, split_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

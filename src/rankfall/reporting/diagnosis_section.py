@@ -6,13 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rankfall.reporting import charts
-from rankfall.reporting.diagnosis_table import (
-    headline,
-    rank_text,
-    segments_note,
-    shown,
-    stake,
-)
+from rankfall.reporting.diagnosis_table import headline, rank_text, segments_note, shown, stake
 from rankfall.reporting.estimates import percent, percent_ends
 from rankfall.reporting.page import Cell, Table, estimate_cell
 
@@ -29,7 +23,7 @@ if TYPE_CHECKING:
         ShownItem,
         StageDiagnosis,
     )
-    from rankfall.training.stage_figures import Estimate
+    from rankfall.training.cascade_metrics import Estimate
 
 SEGMENTS = 8  # of each stage
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Segment,
         StageDiagnosis,
     )
-    from rankfall.training.stage_figures import Estimate
+    from rankfall.training.cascade_metrics import Estimate
 
 SEGMENTS = 5  # of each stage
 

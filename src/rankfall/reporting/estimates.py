@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankfall.training.stage_figures import Estimate
+    from rankfall.training.cascade_metrics import Estimate
 
 
 def with_interval(one: Estimate, shape: str = ".4f") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rankfall.training.config.cascade_metric_names import ALONE, SHOWN, higher_is_better, shown_name
+from rankfall.training.config.component_checks import ALONE, SHOWN, higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rankfall.reporting.folding import FoldedTable
     from rankfall.studies.results import EvaluationSummary, StageFigures
-    from rankfall.training.stage_figures import Estimate
+    from rankfall.training.cascade_metrics import Estimate
 
 UP, DOWN = "↑", "↓"  # higher is better, lower is better
 

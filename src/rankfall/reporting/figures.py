@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankfall._files import write_file
 from rankfall.reporting.charts import Axes, Series, grid, lines
 from rankfall.reporting.documents import document, text_at
 from rankfall.reporting.page import flow
@@ -27,7 +26,8 @@ from rankfall.reporting.svg import (
     text_width,
     tick_labels,
 )
-from rankfall.training.config.cascade_metric_names import higher_is_better
+from rankfall.storage.files import write_file
+from rankfall.training.config.component_checks import higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

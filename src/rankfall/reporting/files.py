@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall._disk import make_directory
-from rankfall._files import standard_output, write_file
-from rankfall._trust import stored_code
 from rankfall.reporting.chart import figures_in
 from rankfall.reporting.comparison_page import comparison_content, comparison_page
 from rankfall.reporting.comparison_table import csv_table, markdown_table
@@ -14,6 +11,9 @@ from rankfall.reporting.page import GENERATOR
 from rankfall.reporting.run_page import run_content, run_page
 from rankfall.reporting.stream_page import stream_content, stream_page
 from rankfall.reporting.stream_table import markdown_tables
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import standard_output, write_file
+from rankfall.storage.trust import stored_code
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
 from rankfall.studies.results import ComparisonResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
@@ -49,7 +49,7 @@ def write_report(path: Path, out: Path | None = None, *, trust: bool = False) ->
     Args:
         path: directory of a run, a comparison or a stream.
         out: file to write, by default ``report.html`` in the directory.
-        trust: import the code that the configuration of a run names; see :mod:`rankfall._trust`.
+        trust: import the code that the configuration of a run names; see :mod:`rankfall.storage.trust`.
     """
     out = out or path / REPORT
     _check_replaceable(out)
@@ -64,7 +64,7 @@ def write_evaluation_report(run: Path, measured: Path, *, trust: bool = False) -
     Args:
         run: Run directory.
         measured: Directory with the evaluation, and its diagnosis if there is one.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
     """
     out = measured / REPORT
     with stored_code(run, trust=trust):
@@ -88,7 +88,7 @@ def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
 
     Args:
         path: directory of a run, a comparison or a stream.
-        trust: import the code that the configuration of a run names; see :mod:`rankfall._trust`.
+        trust: import the code that the configuration of a run names; see :mod:`rankfall.storage.trust`.
     """
     if (path / COMPARISON).is_file():
         result = ComparisonResult.load(path / COMPARISON)

@@ -16,13 +16,13 @@ from rankfall.reporting.chart import Chart, Key, Panel, Strip
 from rankfall.reporting.charts import on_axis
 from rankfall.reporting.comparison_table import estimate, short
 from rankfall.reporting.svg import GONE, INK, KEPT, LOST, ON_KEPT, Scale, color, line, pointer, rect, text
-from rankfall.training.cascade_metrics import JOINT
+from rankfall.training.config.component_checks import JOINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankfall.studies.results import EvaluationSummary, MetricSummary
-    from rankfall.training.stage_figures import Estimate, StageFigures
+    from rankfall.training.cascade_metrics import Estimate, StageFigures
 
 _SCALE = Scale(0.0, 1.0)
 _NARROW = 10  # percent that a number needs in a wide bar; in a narrow one there is no room for a sign

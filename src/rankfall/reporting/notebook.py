@@ -1,10 +1,10 @@
-"""Figures of results in notebooks; :mod:`rankfall._results` shows them below the table of a result."""
+"""Figures of results in notebooks; :mod:`rankfall._config` shows them below the table of a result."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall._results import Tables, draws
+from rankfall._tables import Tables, draws
 from rankfall.reporting.comparison_page import intervals_chart
 from rankfall.reporting.funnel_chart import funnel_of_summary
 from rankfall.reporting.plan_section import front_chart

@@ -18,7 +18,7 @@ import yaml
 from rankfall import __version__
 from rankfall.reporting.chart import breakable
 from rankfall.reporting.svg import LIGHT
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
+from rankfall.training.config.component_checks import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from rankfall.reporting.comparison_table import Cell as MetricCell
-    from rankfall.training.stage_figures import Estimate
+    from rankfall.training.cascade_metrics import Estimate
 
     Row = Sequence[str | "Cell"]
 

@@ -20,7 +20,7 @@ from rankfall.reporting.plan_table import (
     shown_front,
 )
 from rankfall.reporting.svg import GRID, INK, Scale, circle, color, line, round_powers, text
-from rankfall.studies.plan.costs import SECONDS, show_cost
+from rankfall.studies.plan.plan_quotas import SECONDS, show_cost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankfall.reporting.estimates import with_interval
-from rankfall.studies.plan.costs import DEFAULTS, show_cost
+from rankfall.studies.plan.plan_quotas import DEFAULTS, show_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow.parquet as pq
 
-from rankfall._results import Result
+from rankfall._config import Result
 from rankfall.reporting import charts
 from rankfall.reporting.advice import advise
 from rankfall.reporting.comparison_table import short
@@ -32,11 +32,10 @@ from rankfall.reporting.plan_section import plan_section
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
-from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
-from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.cascade_metrics import CHANCE
+from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
+from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.methods import method_of
-from rankfall.training.per_list_table import CHANCE
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
 
 if TYPE_CHECKING:
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
 
     from rankfall.reporting.chart import Chart
     from rankfall.reporting.funnel_chart import Step
+    from rankfall.training.cascade_metrics import ListFigures, StageFigures
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
-    from rankfall.training.stage_figures import ListFigures, StageFigures
 
     Points = dict[str, list[tuple[float, float]]]
 

@@ -13,7 +13,7 @@ from rankfall.reporting.page import Cell, Table, metric_cell, render, sentences
 from rankfall.reporting.stream_table import chance_curve, curves, day_rows
 from rankfall.reporting.svg import whole_ticks
 from rankfall.reporting.verdicts import caption, main_metric, makes_claims
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
+from rankfall.training.config.component_checks import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from rankfall.reporting.chart import Chart

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rankfall.studies.comparison_summary import LEVEL, decide
+from rankfall.studies.compare import LEVEL, decide
 from rankfall.studies.results import ComparisonResult
-from rankfall.training.cascade_metrics import JOINT
-from rankfall.training.config.cascade_metric_names import higher_is_better, shown_name
+from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

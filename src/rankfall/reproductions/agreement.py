@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankfall.metrics.student import student_quantile
+from rankfall.metrics.significance import student_quantile
 from rankfall.reproductions.paper_schema import Measured, mean_of
-from rankfall.studies.comparison_summary import LEAST_SEEDS, LEVEL
+from rankfall.studies.compare import LEAST_SEEDS, LEVEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

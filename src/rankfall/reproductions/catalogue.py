@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, explain, read_yaml, shown
+from rankfall._config import ConfigError, Section, explain, read_yaml, shown
+from rankfall._errors import did_you_mean
 from rankfall.reproductions.paper_schema import DRIVERS, Kind, Method, PaperFile, Reproduction, Statement
 
 if TYPE_CHECKING:

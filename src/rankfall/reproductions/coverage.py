@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall._files import write_file
 from rankfall.reproductions.catalogue import papers
 from rankfall.reproductions.paper_schema import PublishedOnly, PublishedSweep, PublishedTable, mean_of
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from rankfall.reproductions.catalogue import Paper

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankfall._files import write_file
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from pathlib import Path

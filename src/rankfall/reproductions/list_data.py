@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._disk import make_directory
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.impressions.log import is_log
 from rankfall.data.lists.ranking_data import is_prepared
 from rankfall.reproductions.generated_lists import GeneratedLists, generate_lists, write_letor
+from rankfall.storage.disk import make_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.lists.ranking_data import is_prepared
 from rankfall.data.sources.recflow import ROWS, prepare_recflow

@@ -16,7 +16,7 @@ from rankfall.reproductions.paper_schema import fill
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.stream.stream_config import StreamConfig
-from rankfall.training.scoring import measure
+from rankfall.training.measured_lists import measure_scores as measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankfall.reproductions.task import Sheet
-from rankfall.studies.comparison_summary import LEAST_SEEDS, LEVEL
-from rankfall.training.config.cascade_metric_names import higher_is_better
+from rankfall.studies.compare import LEAST_SEEDS, LEVEL
+from rankfall.training.config.component_checks import higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

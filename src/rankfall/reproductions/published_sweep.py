@@ -9,7 +9,7 @@ from rankfall.reporting.figures import Lines
 from rankfall.reproductions.agreement import agreement, agreement_rows, apart_here
 from rankfall.reproductions.published_table import format_value, with_metrics
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.studies.comparison_summary import LEAST_SEEDS
+from rankfall.studies.compare import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ from rankfall.reporting.figures import Dots
 from rankfall.reproductions.agreement import agreement, agreement_rows, apart_here
 from rankfall.reproductions.paper_schema import mean_of
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.studies.comparison_summary import LEAST_SEEDS
-from rankfall.training.config.cascade_metric_names import higher_is_better
+from rankfall.studies.compare import LEAST_SEEDS
+from rankfall.training.config.component_checks import higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankfall.studies.comparison_summary import LEAST_SEEDS
+from rankfall.studies.compare import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

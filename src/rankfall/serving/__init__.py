@@ -23,9 +23,7 @@ except ModuleNotFoundError as error:
         f"rankfall.serving needs {error.name}, which is not installed: pip install 'rankfall[serve]'", name=error.name
     ) from None
 
-from rankfall.serving.bundle import Bundle
-from rankfall.serving.encoded_requests import EncodedRequests
-from rankfall.serving.rankings import Answers, Ranking, StageTrace
-from rankfall.serving.request_encoder import RequestError
+from rankfall.serving.bundle import Answers, Bundle, Ranking, StageTrace
+from rankfall.serving.request_encoder import EncodedRequests, RequestError
 
 __all__ = ["Answers", "Bundle", "EncodedRequests", "Ranking", "RequestError", "StageTrace"]

@@ -17,27 +17,148 @@ are in memory.
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
+import re
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+import numpy as np
 import pyarrow as pa
 
-from rankfall import _manifest
-from rankfall._disk import make_directory, open_new
-from rankfall._json_reader import read_json_file
-from rankfall._manifest import MANIFEST, check_names, has_format
-from rankfall._seal import SEAL, check_seal
-from rankfall.encoding.lookup import Lookup
-from rankfall.serving.memory_files import REMEDY, read_file
+from rankfall.encoding import NOWHERE, BadValueError, Lookup
+from rankfall.serving.value_encoders import values_like
+from rankfall.storage import manifests as _manifest
+from rankfall.storage.disk import delete, make_directory, open_new, rename
+from rankfall.storage.files import TEMPORARY, locked, open_regular, read_json_file
+from rankfall.storage.manifests import MANIFEST, SEAL, check_names, check_seal, has_format
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.memory_files import MemoryFile
+    Rows = NDArray[np.int64]
+    Id = int | str
+
+_PART = 2**20  # bytes that are read at once
+_CHECKSUM = re.compile("[0-9a-f]{64}")
+_LOCK = "copies.lock"
+REMEDY = "export it again, or restore it from a copy"
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryFile:
+    """The content of a file, and its path for messages."""
+
+    path: Path
+    content: mmap.mmap | bytes
+
+
+def read_file(path: Path, about: Mapping[str, Any] | None = None, *, shared: Path | None = None) -> MemoryFile:
+    """Read a file into memory.
+
+    Args:
+        path: The file.
+        about: Its size and checksum, ``bytes`` and ``sha256``, with which the content is compared.
+        shared: Directory of copies, through which several processes share the memory of verified files.
+
+    Raises:
+        ValueError: If the file is missing, or differs from `about`.
+        OSError: If it cannot be read, or copied to `shared`.
+    """
+    with _open(path) as source:
+        size = os.fstat(source.fileno()).st_size
+        if about is not None and size != about["bytes"]:
+            why = "was cut off" if size < about["bytes"] else "has changed since it was written"
+            raise ValueError(
+                f"path: {path} has {size:,} bytes, its manifest says {about['bytes']:,}; it {why}; {REMEDY}"
+            )
+        expected = None if about is None else str(about["sha256"])
+        if expected is None or shared is None or not size or not _CHECKSUM.fullmatch(expected):
+            content: mmap.mmap | bytes = _read_private(source, path, size, expected)
+        else:
+            content = _read_shared(source, path, expected, shared)
+    return MemoryFile(path, content)
+
+
+def remove_unused_copies(shared: Path) -> None:
+    """Remove the copies that no process uses."""
+    with locked(shared / _LOCK, wait=True):
+        for path in shared.iterdir():
+            if _CHECKSUM.fullmatch(path.name):
+                with path.open("rb") as copy, suppress(BlockingIOError):
+                    fcntl.flock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    delete(path)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        raise ValueError(f"path: {path} is missing; {REMEDY}") from None
+    except ValueError:
+        raise ValueError(f"path: {path} is missing: it is not a file; {REMEDY}") from None
+
+
+def _read_private(source: BinaryIO, path: Path, size: int, expected: str | None) -> mmap.mmap | bytes:
+    """Read a file into memory of this process."""
+    if not size:
+        _check(path, sha256(b"").hexdigest(), expected)
+        return b""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place, digest = 0, sha256()
+    for part in _parts(source):
+        part = part[: size - place]  # the file may have become longer since
+        memory[place : place + len(part)] = part
+        place += len(part)
+        digest.update(part)
+    if place != size:
+        raise ValueError(f"path: {path} has changed while it was read")
+    _check(path, digest.hexdigest(), expected)
+    return memory
+
+
+def _read_shared(source: BinaryIO, path: Path, expected: str, shared: Path) -> mmap.mmap:
+    """Map the copy of a file, which is created if no process has one."""
+    with locked(shared / _LOCK, wait=True):  # otherwise processes that start together would all create one
+        if not (shared / expected).exists():
+            _create_copy(source, path, expected, shared)
+        with (shared / expected).open("rb") as copy:
+            fcntl.flock(copy, fcntl.LOCK_SH)  # until the mapping ends, which has its own handle of the open file
+            return mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _create_copy(source: BinaryIO, path: Path, expected: str, shared: Path) -> None:
+    temporary = shared / f".{expected}{TEMPORARY}"
+    try:
+        with open_new(temporary) as copy:
+            digest = sha256()
+            for part in _parts(source):
+                copy.write(part)
+                digest.update(part)
+        _check(path, digest.hexdigest(), expected)
+        rename(temporary, shared / expected)
+    except OSError as error:
+        raise OSError(f"path: {path} cannot be copied to {shared}: {error.strerror or error}") from None
+    finally:
+        delete(temporary, missing_ok=True)
+
+
+def _parts(source: BinaryIO) -> Iterator[bytes]:
+    while part := source.read(_PART):
+        yield part
+
+
+def _check(path: Path, found: str, expected: str | None) -> None:
+    if expected is not None and found != expected:
+        raise ValueError(f"path: {path} has changed since it was written; {REMEDY}")
+
 
 FORMAT = "rankfall bundle"
 VERSION = 1
@@ -190,3 +311,310 @@ def read_lookup(table: pa.Table, name: str) -> Lookup:
     """Return the index of a column that is stored with its sorted hashes."""
     hashes, places = (numbers(one_array(table, key)) for key in ("hash", "place"))
     return Lookup(one_array(table, name), hashes, places)
+
+
+# --- graphs -------------------------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Operators that the models of rankfall need, which a test derives from their graphs,
+OPERATORS = _words(
+    "Add BatchNormalization Cast Clip Concat Div Elu Gather Gelu Gemm Greater LeakyRelu MatMul Max Mul Not ReduceSum "
+    "Relu Reshape Selu Shape Sigmoid Softmax Split Squeeze Tanh Transpose Unsqueeze Where"
+)
+# and more that models of users may need: none has a graph of its own, repeats itself, or reads anything but its inputs.
+OTHER_OPERATORS = _words(
+    "Abs Acos And ArgMax ArgMin Asin Atan AveragePool CastLike Ceil Celu Constant Conv Cos Cosh CumSum Einsum Equal "
+    "Erf Exp Expand Flatten Floor GRU GatherElements GatherND GlobalAveragePool GlobalMaxPool GreaterOrEqual "
+    "GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN LSTM LayerNormalization Less "
+    "LessOrEqual Log LogSoftmax LpNormalization MaxPool Mean Min Mish Mod Neg Or PRelu Pow RNN Reciprocal ReduceL1 "
+    "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare Round "
+    "ScatterElements ScatterND Sign Sin Sinh Slice Softplus Softsign Sqrt Sub Sum Swish Tan ThresholdedRelu TopK Trilu "
+    "Xor"
+)
+_DOMAINS = (b"", b"ai.onnx")
+# numbers of fields in onnx.proto
+_MODEL_GRAPH, _MODEL_FUNCTIONS, _MODEL_TRAINING = 7, 25, 20
+_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 5, 15
+_NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
+_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS = 5, 10
+_ATTRIBUTE_OTHERS = {6: "a graph", 11: "a graph", 22: "a sparse tensor", 23: "a sparse tensor"}
+_TENSOR_EXTERNAL, _TENSOR_LOCATION = 13, 14
+
+
+def check_graph(file: MemoryFile, data: MemoryFile | None) -> None:
+    """Refuse a graph with other operators, or with weights in another file than the one of the bundle.
+
+    Args:
+        file: The graph.
+        data: The file of its weights, if they are not in the graph.
+
+    Raises:
+        ValueError: If ``rankfall export`` would not have written this graph.
+    """
+
+    def refuse(why: str) -> NoReturn:
+        raise ValueError(f"path: {file.path} is not a graph that 'rankfall export' writes: it has {why}")
+
+    def check_tensor(tensor: memoryview) -> None:
+        entries = [dict(_fields(entry)) for number, entry in _fields(tensor) if number == _TENSOR_EXTERNAL]
+        places = [bytes(entry.get(2, b"")) for entry in entries if entry.get(1) == b"location"]
+        is_external = any(number == _TENSOR_LOCATION and value for number, value in _fields(tensor))
+        if (entries or is_external) and (data is None or places != [data.path.name.encode()]):
+            refuse(f"weights in the file {b', '.join(places).decode(errors='replace')!r}, which is not in the bundle")
+
+    def check_node(node: memoryview) -> None:
+        content = list(_fields(node))
+        if any(number == _NODE_DOMAIN and value not in _DOMAINS for number, value in content):
+            refuse("operators of other libraries")
+        for number, value in content:
+            if number == _NODE_OPERATOR and (name := bytes(value).decode(errors="replace")) not in _ALLOWED:
+                refuse(f"the operator {name[:60]!r}")
+            for inner, part in _fields(value) if number == _NODE_ATTRIBUTE else ():
+                if inner in _ATTRIBUTE_OTHERS:
+                    refuse(f"{_ATTRIBUTE_OTHERS[inner]} inside of an operator")
+                if inner in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
+                    check_tensor(part)
+
+    try:
+        for number, graph in _fields(memoryview(file.content)):
+            if number in (_MODEL_FUNCTIONS, _MODEL_TRAINING):
+                refuse("functions of its own")
+            for inner, part in _fields(graph) if number == _MODEL_GRAPH else ():
+                if inner == _GRAPH_SPARSE:
+                    refuse("sparse tensors")
+                if inner in (_GRAPH_NODE, _GRAPH_INITIALIZER):
+                    (check_node if inner == _GRAPH_NODE else check_tensor)(part)
+    except (IndexError, TypeError, AttributeError):  # a number where a message belongs
+        raise ValueError(f"path: {file.path} is not a graph: it is damaged or cut off") from None
+
+
+_ALLOWED = OPERATORS | OTHER_OPERATORS
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield number and value of each field of a protocol buffer: an int, or the bytes of text or of a message."""
+    place = 0
+    while place < len(message):
+        tag, place = _number(message, place)
+        kind = tag & 7 if tag < 2**32 else -1  # onnxruntime would drop the upper bits
+        if kind == 0:
+            value, place = _number(message, place)
+            yield tag >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if kind == 2:
+            size, place = _number(message, place)
+        if size is None or size > len(message) - place:
+            raise IndexError
+        yield tag >> 3, message[place : place + size]
+        place += size
+
+
+def _number(message: memoryview, place: int) -> tuple[int, int]:
+    """Return a number of variable length and the place after it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise IndexError
+
+
+# --- indexes ------------------------------------------------------------------------------------------------------
+
+_PRODUCT, _SQUARES = 0, 1  # metrics of faiss
+_ARRAY = 1  # the kind of the map from items to places in lists
+
+
+def check_index(file: MemoryFile, dimensions: int) -> None:
+    """Refuse an index that is not one of the two that ``rankfall export`` writes, or refers to what it does not have.
+
+    Args:
+        file: The index.
+        dimensions: The size of the vectors of requests. Vectors in lists have one more dimension.
+
+    Raises:
+        ValueError: If the index has another type, sizes that do not match, or places of items outside of its lists.
+    """
+    reader = _Reader(file)
+    kind = reader.code("IxFI", "IwFl")
+    if kind == "IxFI":
+        reader.flat(dimensions, _PRODUCT)
+    else:
+        _check_lists(reader, dimensions + 1)
+    reader.expect("bytes after its end", len(file.content) - reader.place, 0)
+
+
+def _check_lists(reader: _Reader, dimensions: int) -> None:
+    items = reader.header(dimensions, _SQUARES)
+    lists, _ = reader.take("<2Q")
+    reader.code("IxF2")
+    reader.expect("centres of lists", reader.flat(dimensions, _SQUARES), lists)
+    map_kind, mapped = reader.take("<BQ")
+    reader.expect("kind of map", map_kind, _ARRAY)
+    reader.expect("places of items", mapped, items)
+    places = reader.numbers(items)
+    reader.code("ilar")
+    reader.expect("lists", reader.take("<2Q"), (lists, 4 * dimensions))
+    if reader.code("full", "sprs") == "full":
+        reader.expect("lists with sizes", reader.take("<Q"), (lists,))
+        sizes = reader.numbers(lists)
+    else:
+        (count,) = reader.take("<Q")
+        listed, counts = reader.numbers(count).reshape(-1, 2).T
+        sizes = np.zeros(lists, np.int64)
+        if not ((listed >= 0) & (listed < lists)).all() or len(np.unique(listed)) != len(listed):
+            reader.refuse("sizes of lists that it does not have")
+        sizes[listed] = counts
+    if not ((sizes >= 0) & (sizes <= items)).all() or sizes.sum() != items:
+        reader.refuse(f"lists of other sizes than those of {items:,} items")
+    ids = np.concatenate([reader.ids_of_list(size, 4 * dimensions) for size in sizes.tolist()])
+    starts, of_list, offset = np.cumsum(sizes) - sizes, places >> 32, places & 0xFFFFFFFF
+    if not ((of_list >= 0) & (of_list < lists)).all() or not (offset < sizes[of_list]).all():
+        reader.refuse("places of items outside of its lists")
+    if not (ids[starts[of_list] + offset] == np.arange(items)).all():
+        reader.refuse("places of other items")
+
+
+class _Reader:
+    """Reads the parts of an index from the front; what is missing or different is an error."""
+
+    def __init__(self, file: MemoryFile) -> None:
+        self._file = file
+        self.place = 0
+
+    def refuse(self, why: str) -> NoReturn:
+        raise ValueError(f"path: {self._file.path} is not an index that 'rankfall export' writes: it has {why}")
+
+    def expect(self, what: str, found: Any, expected: Any) -> None:
+        if found != expected:
+            self.refuse(f"{found} {what}, expected {expected}")
+
+    def skip(self, size: int) -> int:
+        """Return the current place, and go on behind the next bytes."""
+        before, end = self.place, len(self._file.content)
+        if size > end - before:
+            self.refuse(f"{end:,} bytes and needs {before + size:,}")
+        self.place += size
+        return before
+
+    def take(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack_from(form, self._file.content, self.skip(struct.calcsize(form)))
+
+    def code(self, *allowed: str) -> str:
+        """Read the four letters that name a part."""
+        found = str(self.take("<4s")[0], "latin-1")
+        if found not in allowed:
+            self.refuse(f"a part of type {found!r}, expected {' or '.join(allowed)}")
+        return found
+
+    def numbers(self, count: int) -> NDArray[np.int64]:
+        place = self.skip(8 * count)
+        return np.frombuffer(self._file.content, np.dtype("<i8"), count, place)
+
+    def header(self, dimensions: int, metric: int) -> int:
+        """Read the fields that all indexes have, and return the number of vectors."""
+        size, count, _, _, is_trained, found = self.take("<iqqq?i")
+        self.expect("dimensions, state and metric", (size, is_trained, found), (dimensions, True, metric))
+        if count < 0 or size < 1:
+            self.refuse(f"{count} vectors of {size} dimensions")
+        return int(count)
+
+    def flat(self, dimensions: int, metric: int) -> int:
+        """Read vectors side by side, and return their number."""
+        count = self.header(dimensions, metric)
+        self.expect("numbers", self.take("<Q")[0], count * dimensions)
+        self.skip(4 * count * dimensions)
+        return count
+
+    def ids_of_list(self, size: int, bytes_per_vector: int) -> NDArray[np.int64]:
+        self.skip(size * bytes_per_vector)
+        return self.numbers(size)
+
+
+class Items:
+    """The table of items.
+
+    Args:
+        file: The file ``items.arrow`` of a bundle.
+    """
+
+    def __init__(self, file: MemoryFile) -> None:
+        table = read_table(file)
+        self.lookup = read_lookup(table, "id")
+        self._features = {
+            name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")
+        }
+        self._display = {
+            name.removeprefix(DISPLAY): one_array(table, name)
+            for name in table.column_names
+            if name.startswith(DISPLAY)
+        }
+        self._numbers = None if self.lookup.is_text else numbers(self.lookup.values)
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self.lookup.values)
+
+    def gather(self, name: str, rows: Rows) -> NDArray[Any]:
+        """Return a feature of the items in these rows."""
+        return self._features[name].take(rows, axis=0)
+
+    def extremes(self) -> Rows:
+        """Return the rows of the items that have the smallest or the largest id of a feature."""
+        ids = [of for of in self._features.values() if len(of) and np.issubdtype(of.dtype, np.integer)]
+        return np.unique(np.array([row for of in ids for row in (of.argmin(), of.argmax())], np.int64))
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features, such as ``item.author``."""
+        return list(self._features)
+
+    def display(self, rows: Rows) -> dict[str, list[Any]]:
+        """Return the attributes that are shown to people of the items in rows (n,), None for the row -1."""
+        found = {name: values.take(np.maximum(rows, 0)).to_pylist() for name, values in self._display.items()}
+        if (rows == NOWHERE).any():
+            absent = np.flatnonzero(rows == NOWHERE).tolist()
+            for values in found.values():
+                for place in absent:
+                    values[place] = None
+        return found
+
+    def ids(self, rows: Rows) -> list[Id]:
+        """Return the ids of the items in rows (n,)."""
+        if self._numbers is not None:
+            found: list[Id] = self._numbers[rows].tolist()
+        else:
+            found = self.lookup.values.take(rows).to_pylist()
+        return found
+
+    def id_array(self, rows: Rows) -> pa.Array:
+        """Return the ids of the items in rows (n,) as an Arrow array."""
+        return self.lookup.values.take(pa.array(rows, pa.int64()))
+
+    def rows(self, ids: Sequence[Any]) -> Rows:
+        """Return the rows of items, -1 for those that the bundle does not have."""
+        return self.lookup.find(values_like(self.lookup, ids, self._expected))
+
+    def find(self, values: Sequence[Any]) -> Rows:
+        """Return the rows of items, -1 for values that are not ids of items of the bundle."""
+        try:
+            return self.rows(values)
+        except BadValueError:
+            return np.array([self._find_one(value) for value in values], np.int64)
+
+    def _find_one(self, value: Any) -> int:
+        try:
+            return int(self.rows([value])[0])
+        except BadValueError:
+            return NOWHERE
+
+    @property
+    def _expected(self) -> str:
+        return "an id of an item, text" if self.lookup.is_text else "an id of an item, a whole number"

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall.serving.encoded_requests import NO_ITEM
+from rankfall.serving.bundle import Trails
 from rankfall.serving.onnx_stages import NotFiniteError, by_row
-from rankfall.serving.trails import Trails
+from rankfall.serving.request_encoder import NO_ITEM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from rankfall.serving.bundle import StageItems, Trail
     from rankfall.serving.onnx_stages import Rows, Scores
-    from rankfall.serving.trails import StageItems, Trail
 
     Seeds = NDArray[np.uint64]
 

@@ -13,18 +13,16 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
-from rankfall.serving.bundle_files import DATA, INDEX, SCORER_GRAPH, USER_GRAPH
-from rankfall.serving.encoded_requests import NO_ITEM
-from rankfall.serving.file_checks import check_graph, check_index
+from rankfall.serving.bundle_files import DATA, INDEX, SCORER_GRAPH, USER_GRAPH, check_graph, check_index
+from rankfall.serving.request_encoder import NO_ITEM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.bundle_items import Items
-    from rankfall.serving.encoded_requests import EncodedRequests
-    from rankfall.serving.memory_files import MemoryFile
+    from rankfall.serving.bundle_files import Items, MemoryFile
+    from rankfall.serving.request_encoder import EncodedRequests
 
     Rows = NDArray[np.int64]
     Scores = NDArray[np.float32]

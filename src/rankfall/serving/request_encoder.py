@@ -9,28 +9,27 @@ leaves out are those of the table of items, if the event has the id of an item.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall._suggestions import did_you_mean
-from rankfall.encoding import UNSEEN, BadValueError, NumberedIds, TimePart, VocabularyIds, rule_from_json
-from rankfall.encoding.lookup import NOWHERE
-from rankfall.serving.value_checks import bad_value, field_of, shown
-from rankfall.serving.value_encoders import Encoders, Times
+from rankfall._errors import did_you_mean
+from rankfall.encoding import NOWHERE, UNSEEN, BadValueError, NumberedIds, TimePart, VocabularyIds, rule_from_json
+from rankfall.serving.value_encoders import INTEGER_TEXT, Encoders, Times, bad_value, field_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-    from rankfall.encoding import Rule
-    from rankfall.encoding.lookup import Lookup
-    from rankfall.serving.bundle_items import Items
+    from rankfall.encoding import Lookup, Rule
+    from rankfall.serving.bundle_files import Items
 
     Request = Mapping[str, Any]
+    Rows = NDArray[np.int64]  # positions of items in the table of a bundle
 
 KEYS = ("time", "user", "context", "sequences")
 GROUPS = ("user", "context")
@@ -324,3 +323,218 @@ def _check_keys(given: Any, known: Iterable[str], ignored: Iterable[str], where:
 
 def _wrong(where: str, found: object, expected: str, place: int) -> RequestError:
     return RequestError(f"{where}: found {shown(found)}, expected {expected}", place)
+
+
+NO_ITEM = -1  # in rows
+_MOST_PADDED = 2**20  # candidates of all requests that are ranked at once, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequests:
+    """Validated requests, ready for the models. Items are given as rows of the bundle's table.
+
+    Attributes:
+        arrays: The inputs of the models by name, one row per request: ``user.age`` (B,), ``sequence.history.video_id``
+            and ``sequence.history.mask`` (B, L).
+        k: The number of items to return for each request.
+        candidates: The items to rank for each request, distinct and without excluded ones; None for all items.
+        exclude: The items that must not be returned.
+        given: The candidates as given, -1 for those that the bundle does not have.
+        unknown: The ids of these.
+        notes: Remarks on each request, such as values that were never seen in training.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    k: Rows
+    candidates: list[Rows | None]
+    exclude: list[Rows]
+    given: list[Rows | None]
+    unknown: list[list[int | str]]
+    notes: list[list[str]]
+
+    @classmethod
+    def with_candidates(cls, arrays: dict[str, NDArray[Any]], candidates: Sequence[Rows], k: int) -> EncodedRequests:
+        """Return requests that rank distinct candidates and exclude nothing."""
+        count = len(candidates)
+        nothing = [np.empty(0, np.int64)] * count
+        none: tuple[list[list[Any]], ...] = ([[] for _ in range(count)], [[] for _ in range(count)])
+        return cls(arrays, np.full(count, k), [*candidates], nothing, [*candidates], *none)
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        return len(self.k)
+
+    def take(self, places: Sequence[int] | Rows) -> EncodedRequests:
+        """Return the requests at these indices."""
+        places = np.asarray(places, np.int64)  # an empty list has no integer type
+        return EncodedRequests(
+            {name: array[places] for name, array in self.arrays.items()},
+            self.k[places],
+            [self.candidates[place] for place in places],
+            [self.exclude[place] for place in places],
+            [self.given[place] for place in places],
+            [self.unknown[place] for place in places],
+            [self.notes[place] for place in places],
+        )
+
+    def inputs(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a range of requests."""
+        return {name: array[start:stop] for name, array in self.arrays.items()}
+
+    def without_candidates(self) -> EncodedRequests:
+        """Return the same requests for all items."""
+        nothing: list[Rows | None] = [None] * len(self)
+        return replace(self, candidates=nothing, given=nothing, unknown=[[] for _ in range(len(self))])
+
+    @classmethod
+    def join(cls, parts: Sequence[EncodedRequests]) -> EncodedRequests:
+        """Concatenate requests; shorter sequences are padded."""
+        names = parts[0].arrays
+        return cls(
+            {name: _concatenate([part.arrays[name] for part in parts], name) for name in names},
+            np.concatenate([part.k for part in parts]),
+            [rows for part in parts for rows in part.candidates],
+            [rows for part in parts for rows in part.exclude],
+            [rows for part in parts for rows in part.given],
+            [ids for part in parts for ids in part.unknown],
+            [notes for part in parts for notes in part.notes],
+        )
+
+
+def padded(lists: Sequence[Rows | None]) -> Rows:
+    """Return lists of rows as one array (B, N) with -1 after the shorter ones; None is an empty list."""
+    given = [np.empty(0, np.int64) if rows is None else rows for rows in lists]
+    lengths = np.array([len(rows) for rows in given])
+    rows = np.full((len(lists), max(1, lengths.max())), NO_ITEM, np.int64)
+    rows[np.arange(rows.shape[1]) < lengths[:, None]] = np.concatenate(given)
+    return rows
+
+
+def _concatenate(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
+    if not name.startswith("sequence.") or len({part.shape[1] for part in parts}) == 1:
+        return np.concatenate(parts)
+    longest = max(part.shape[1] for part in parts)
+    joined = np.zeros((sum(map(len, parts)), longest), parts[0].dtype)
+    start = 0
+    for part in parts:
+        joined[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return joined
+
+
+def parts_of(lists: Sequence[Rows | None]) -> list[list[int]]:
+    """Return the indices of requests to compute together: those without a list, and lists of similar length."""
+    parts = [without] if (without := [place for place, rows in enumerate(lists) if rows is None]) else []
+    lengths = {place: len(rows) for place, rows in enumerate(lists) if rows is not None}
+    if len(lengths) * max(lengths.values(), default=0) <= _MOST_PADDED:
+        return [*parts, list(lengths)] if lengths else parts
+    part: list[int] = []
+    for place in sorted(lengths, key=lambda place: lengths[place]):
+        if part and (len(part) + 1) * lengths[place] > _MOST_PADDED:
+            parts.append(part)
+            part = []
+        part.append(place)
+    return [*parts, part]
+
+
+def distinct(rows: Rows, excluded: Rows) -> Rows:
+    """Return every known row once, in the order of first occurrence, without excluded ones."""
+    rows = rows[rows != NO_ITEM]
+    _, first = np.unique(rows, return_index=True)
+    rows = rows[np.sort(first)]
+    left: Rows = rows[~np.isin(rows, excluded)]
+    return left
+
+
+_WHOLE = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+_TEXT = {"type": "string"}
+_BOOLEAN = {"type": "boolean"}
+_NULL = {"type": "null"}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
+_TIMES = -62_000_000_000, 253_000_000_000  # seconds since 1970, in the years 5 to 9987, which have a date in every zone
+
+
+def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a request.
+
+    Args:
+        rules: The entry ``request`` of the manifest.
+    """
+    sequences = {name: _sequence(rule) for name, rule in rules["sequences"].items()}
+    parts: dict[str, Any] = {"time": {"anyOf": [*_times((rules["time"] or {}).get("unit")), _NULL]}}
+    for group in GROUPS:
+        features = {name: feature_schema(rule) for name, rule in rules[group].items()}
+        needed = [name for name, rule in rules[group].items() if _is_needed(rule)]
+        parts[group] = _object(features, ignored_names(rules["ignored"], group), needed)
+    parts["sequences"] = _object(sequences, ignored_names(rules["ignored"], "sequence"), [])
+    return _object(parts, [], [group for group in GROUPS if parts[group].get("required")])
+
+
+def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a feature from its rule."""
+    if rule["kind"] == "dense":
+        number: dict[str, Any] = {"type": "number"}
+        if rule["size"] > 1:
+            number = {"type": "array", "items": number, "minItems": rule["size"], "maxItems": rule["size"]}
+        kinds = [number, *([] if _is_needed(rule) else [_NULL])]
+    else:
+        kinds = [*_values(rule), _NULL]
+    if rule["rows"]:
+        number = {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": rule["rows"] - 1,
+            "description": "the row of an embedding table",
+        }
+        kinds.append(_object({"id": number}, [], ["id"]))
+    return {"anyOf": kinds}
+
+
+def _values(rule: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if rule["kind"] == "time":
+        return [] if rule["of_request"] else _times(rule["unit"])  # it follows from the time of the request
+    if rule["ids"] == "numbers":
+        return [{**_WHOLE, "minimum": 0}, _BOOLEAN]
+    if rule["ids"] == "hash" and rule["text"] is False:
+        return [{**_TEXT, "pattern": f"^({INTEGER_TEXT.pattern})$"}, _WHOLE, _BOOLEAN]
+    if rule["ids"] == "hash" or rule["text"]:
+        return [_TEXT, _WHOLE, _BOOLEAN]
+    return [_WHOLE, _BOOLEAN]
+
+
+def _times(unit: str | None) -> list[dict[str, Any]]:
+    numbers = []
+    if unit is not None:
+        first, last = (_PER_SECOND[unit] * seconds for seconds in _TIMES)
+        numbers = [{"type": "integer", "minimum": first, "maximum": last, "description": f"{unit} since 1970"}]
+    return [{"type": "string", "format": "date-time"}, *numbers]
+
+
+def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
+    features = {name: feature_schema(of) for name, of in rule["features"].items()}
+    needed = [name for name, of in rule["features"].items() if _is_needed(of)]
+    lists = {name: {"type": "array", "items": features.get(name, {})} for name in (*features, *rule["ignored"])}
+    columns = _object(lists, [], [])
+    if needed:  # without any column there are no events
+        columns["dependentRequired"] = dict.fromkeys(lists, needed)
+    kept = f"the last {rule['max_length']} are used"
+    return {
+        "anyOf": [
+            {
+                "type": "array",
+                "items": _object(features, rule["ignored"], needed),
+                "description": f"oldest first; {kept}",
+            },
+            {**columns, "description": f"one column per feature, all of the same length; {kept}"},
+            _NULL,
+        ]
+    }
+
+
+def _is_needed(rule: Mapping[str, Any]) -> bool:
+    return rule["kind"] == "dense" and rule["missing"] is None
+
+
+def _object(properties: Mapping[str, Any], ignored: list[str], required: list[str]) -> dict[str, Any]:
+    content = {"type": "object", "properties": {**properties, **{name: {} for name in ignored}}}
+    return {**content, "additionalProperties": False, **({"required": required} if required else {})}

@@ -13,10 +13,9 @@ import numpy as np
 import polars as pl
 
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.recflow_spec import TRUTH, ZONE
-from rankfall.simulation.matching import NO_ITEM
-from rankfall.simulation.production import MIX, RANK
-from rankfall.simulation.world import AGES, GENDERS, PROVINCES, UPLOAD_TYPES
+from rankfall.data.sources.recflow import TRUTH, ZONE
+from rankfall.simulation.platform import MIX, RANK
+from rankfall.simulation.world import AGES, GENDERS, NO_ITEM, PROVINCES, UPLOAD_TYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,37 +2,275 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
-from rankfall._files import fresh_directory
-from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.append import appending
+from rankfall._errors import did_you_mean
 from rankfall.data.impressions.assemble import assemble
-from rankfall.data.impressions.counts import Counts
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import item_table
-from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.log import ImpressionLog, appending, is_log
 from rankfall.data.impressions.log_writer import LogWriter
+from rankfall.data.impressions.requests import Counts
 from rankfall.data.impressions.spec import Relevant
-from rankfall.data.sources.recflow_spec import TRUTH
+from rankfall.data.sources.recflow import (
+    FEEDBACK,
+    FLAGS,
+    ITEM_IDS,
+    POSITION,
+    RANK,
+    TRUTH,
+    position_expression,
+    rank_expression,
+    recflow_spec,
+    sequence_column,
+)
 from rankfall.simulation.industry_tables import IndustryTables
-from rankfall.simulation.matching import NO_ITEM
-from rankfall.simulation.platform import Platform
+from rankfall.simulation.platform import COARSE, POSITIVES, PRERANK, Platform
 from rankfall.simulation.presets import preset_of
-from rankfall.simulation.recflow_layout import RecFlowWriter, is_simulated
-from rankfall.simulation.recflow_tables import RecFlowTables
+from rankfall.simulation.world import AGES, GENDERS, NO_ITEM, PROVINCES, UPLOAD_TYPES
+from rankfall.storage.disk import make_directory, open_new
+from rankfall.storage.files import fresh_directory, write_file
+from rankfall.storage.manifests import has_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from rankfall.data.impressions.spec import Spec
+    from numpy.typing import NDArray
 
+    from rankfall.data.impressions.spec import Spec
+    from rankfall.simulation.platform import RecentViews, ServedPortion
+    from rankfall.simulation.world import Items
+
+    Integers = NDArray[np.int64]
     OnRequests = Callable[[int], None]
+
+
+class RecFlowTables:
+    """Converts served requests to rows and sequences."""
+
+    per_request = False  # the features of an item never change
+
+    def __init__(self, platform: Platform, days: int) -> None:
+        preset = platform.preset
+        self._platform = platform
+        self._stages: Literal[2, 3] = 3 if len(preset.sample) == 5 else 2
+        self.id_counts = {
+            "user_id": len(platform.users),
+            "device_id": platform.users.devices,
+            "age": AGES,
+            "gender": GENDERS,
+            "province": PROVINCES,
+            "video_id": len(platform.items) + (days - 1) * preset.births,
+            "author_id": preset.authors,
+            "category_level_two": preset.categories * preset.subcategories,
+            "category_level_one": preset.categories,
+            "upload_type": UPLOAD_TYPES,
+        }
+        spec = recflow_spec(self.id_counts, stages=self._stages, sample=preset.sample)
+        self.spec: Spec = spec.model_copy(update={"position": POSITION})
+
+    def rows(self, portion: ServedPortion) -> pl.DataFrame:
+        """Return one row per request and logged item."""
+        users, requests, served = self._platform.users, portion.requests, portion.served
+        real = portion.items != NO_ITEM
+        row = np.nonzero(real)[0]
+        user, item = requests.user[row], portion.items[real]
+        rank_index, rerank_index = served.rank_index[real], served.rerank_index[real]
+        columns: dict[str, Integers] = {
+            "request_id": requests.number[row],
+            "request_timestamp": requests.time[row],
+            "user_id": user,
+            "device_id": requests.device[row],
+            "age": users.age[user],
+            "gender": users.gender[user],
+            "province": users.province[user],
+            **item_columns(self._platform.items, item),
+            "rerank_pos": (rerank_index >= 0) & (rerank_index < POSITIVES),
+            "rerank_neg": rerank_index >= POSITIVES,
+            "rank_pos": (rank_index >= 0) & (rank_index < POSITIVES),
+            "rank_neg": rank_index >= POSITIVES,
+            "coarse_neg": served.last_model[real] == COARSE,
+            "prerank_neg": served.last_model[real] == PRERANK,
+            "rank_index": rank_index,
+            "rerank_index": rerank_index,
+            **{name: portion.feedback[name][real] for name in FEEDBACK},
+        }
+        frame = pl.DataFrame({name: values.astype(np.int64, copy=False) for name, values in columns.items()})
+        truth = pl.Series(TRUTH, portion.relevance[real])
+        return frame.with_columns(rank_expression(self._stages), position_expression(), truth)
+
+    def requests(self, portion: ServedPortion) -> pl.DataFrame:
+        """Return one row per request with the earlier views of its user, as lists."""
+        history = portion.requests.history
+        real = history.item != NO_ITEM
+        edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(real.sum(axis=1))]))
+        columns = item_columns(self._platform.items, history.item[real])
+        lists = {sequence_column(name): pa.LargeListArray.from_arrays(edges, columns[name]) for name in ITEM_IDS}
+        frame = pl.from_arrow(pa.table({"request_id": portion.requests.number, **lists}))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def items(self, seen: Integers) -> pl.DataFrame:
+        """Return one row per item."""
+        return pl.DataFrame(item_columns(self._platform.items, seen))
+
+
+def item_columns(items: Items, chosen: NDArray[np.integer]) -> dict[str, Integers]:
+    """Return RecFlow's columns of items."""
+    return {
+        "video_id": chosen.astype(np.int64),
+        "author_id": items.author[chosen],
+        "category_level_one": items.category[chosen],
+        "category_level_two": items.subcategory[chosen],
+        "upload_type": items.upload_type[chosen],
+        "upload_timestamp": items.upload_time[chosen],
+        "duration": items.duration[chosen],
+    }
+
+
+def event_arrays(history: RecentViews, items: Items) -> NDArray[np.int64]:
+    """Return the earlier views of users, (users, 50, 10) as in RecFlow's pickles: zeros before the first view."""
+    columns: Mapping[str, Integers] = item_columns(items, history.item)
+    names = (*ITEM_IDS, "upload_timestamp", "duration")
+    events = np.stack([*(columns[name] for name in names), history.time, history.playing_time, history.request], axis=2)
+    return np.where((history.item == NO_ITEM)[:, :, None], 0, events)
+
+
+FORMAT = "simulated log in RecFlow's layout"
+MANIFEST = "simulated.json"
+STAGES = ("realshow", *FLAGS)
+# columns of the arrays in request_id_dict
+_ITEM_COLUMNS = (
+    "video_id",
+    "author_id",
+    "duration",
+    "category_level_two",
+    "upload_type",
+    "upload_timestamp",
+    "category_level_one",
+    "effective_view",
+)
+_PROTOCOL = 3  # the last one without frames, so that parts can be concatenated
+
+
+def is_simulated(path: Path) -> bool:
+    """Return whether a directory was written by this module."""
+    return has_format(path / MANIFEST, FORMAT)
+
+
+class RecFlowWriter:
+    """Writes the layout day by day, with one portion in memory."""
+
+    def __init__(self, directory: Path, id_counts: Mapping[str, int]) -> None:
+        self._directory = directory
+        self._id_counts = id_counts
+        self._day: _Day | None = None
+        self._days: list[str] = []
+        self._requests = self._rows = 0
+        self._stages = dict.fromkeys(STAGES, 0)
+        for name in ("all_stage", "seq_effective_50_dict", "request_id_dict", "others"):
+            make_directory(directory / name)
+
+    def write(self, portion: ServedPortion, rows: pl.DataFrame, items: Items) -> None:
+        """Append requests to their day; all requests of a day are written together."""
+        rows = rows.drop(RANK, POSITION)  # RecFlow has one column of ranks per stage
+        if self._day is None or portion.day != self._days[-1]:
+            self.close()
+            self._day = _Day(self._directory, portion.day, rows.to_arrow().schema)
+            self._days.append(portion.day)
+        self._day.rows.write_table(rows.to_arrow())
+        numbers = portion.requests.number.tolist()
+        self._day.sequences.write(dict(zip(numbers, event_arrays(portion.requests.history, items), strict=True)))
+        self._day.stages.write(_by_stage(numbers, rows))
+        self._requests += len(numbers)
+        self._rows += len(rows)
+        for name in STAGES:
+            self._stages[name] += int(rows[name].sum())
+
+    def finish(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Close the last day, write ``simulated.json`` and return its content."""
+        self.close()
+        counts = pickle.dumps(dict(self._id_counts), _PROTOCOL)
+        write_file(self._directory / "others" / "id_cnt.pkl", counts)
+        manifest = {
+            "format": FORMAT,
+            "about": {"command": "simulate", **about},
+            "days": self._days,
+            "requests": self._requests,
+            "rows": self._rows,
+            "stages": self._stages,
+        }
+        write_file(self._directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        return manifest
+
+    def close(self) -> None:
+        """Close the files of the current day."""
+        if self._day is not None:
+            self._day.close()
+            self._day = None
+
+
+class _Day:
+    """The files of a day."""
+
+    def __init__(self, directory: Path, day: str, schema: pa.Schema) -> None:
+        self._file = open_new(directory / "all_stage" / f"{day}.feather")
+        self.rows = pa.ipc.new_file(self._file, schema, options=pa.ipc.IpcWriteOptions(compression="lz4"))
+        self.sequences = _PickledDict(directory / "seq_effective_50_dict" / f"{day}.pkl")
+        self.stages = _PickledDict(directory / "request_id_dict" / f"{day}.pkl")
+
+    def close(self) -> None:
+        for opened in (self.rows, self._file, self.sequences, self.stages):
+            opened.close()
+
+
+class _PickledDict:
+    """A pickled dict that is written in parts: the content of each part's pickle between its head and its end."""
+
+    _HEAD = pickle.PROTO + bytes([_PROTOCOL]) + pickle.EMPTY_DICT
+    _REMEMBER = pickle.BINPUT + b"\0"
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_new(path)
+        self._file.write(self._HEAD)
+
+    def write(self, part: dict[int, Any]) -> None:
+        """Add keys and values."""
+        content = pickle.dumps(part, _PROTOCOL)
+        head = self._HEAD + self._REMEMBER
+        assert content.startswith(head)
+        assert content.endswith(pickle.STOP)
+        self._file.write(content[len(head) : -len(pickle.STOP)])
+
+    def close(self) -> None:
+        self._file.write(pickle.STOP)
+        self._file.close()
+
+
+def _by_stage(numbers: list[int], rows: pl.DataFrame) -> dict[int, dict[str, Any]]:
+    """Return the items of each request by stage. The layout has a dict per request, hence the loop over requests."""
+    requests: dict[int, dict[str, Any]] = {number: {} for number in numbers}
+    for stage in STAGES:
+        chosen = rows.filter(rows[stage] > 0)
+        values = np.ascontiguousarray(chosen.select(_ITEM_COLUMNS).to_numpy())
+        for number, part in _runs(chosen["request_id"].to_numpy(), values):
+            requests[number][stage] = part
+    return requests
+
+
+def _runs(keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Iterate over the values of each key; equal keys are consecutive."""
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return zip(keys[starts].tolist(), np.split(values, starts[1:]), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,30 +11,67 @@ import itertools
 import json
 import math
 import random
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_source, shown
+from rankfall._config import ConfigError, Section, explain, read_source, shown
+from rankfall._errors import did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
-from rankfall.studies.method_config import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
-from rankfall.training.config.cascade_metric_names import measures
-from rankfall.training.config.load_config import TrainConfig
-from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.config.component_checks import measures
+from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
 from rankfall.training.config.sections import Count, Names
-from rankfall.training.own_parts import identity
+from rankfall.training.run_directory import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.studies.results import Settings
+
+
+Validated = TypeVar("Validated", bound=Section)
+
+
+def _check_seeds(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds {seeds} contain a seed twice")
+    return seeds
+
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1), AfterValidator(_check_seeds)]
+Methods = dict[str, dict[str, Any] | None]  # changes to the configuration, by the name of a method
+
+
+def validated(section: type[Validated], content: dict[str, Any], where: str) -> Validated:
+    """Return a section of a configuration, or raise a ConfigError that names `where` and the key."""
+    try:
+        return section.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+@contextmanager
+def errors_of(where: str) -> Iterator[None]:
+    """Context of checks whose errors name keys only: each line of them gets a prefix, such as the path of the file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
+
+
+def check_keys(found: Iterable[str], allowed: Sequence[str], where: str) -> None:
+    """Raise a ConfigError for a key that is not allowed."""
+    for key in found:
+        if key not in allowed:
+            raise ConfigError(f"{where}.{key}: unknown{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}")
+
 
 MAX_POINTS = 10_000  # of the grid of a method: each is validated before the first is trained
 Values = Annotated[list[Any], Field(min_length=1)]

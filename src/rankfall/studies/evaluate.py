@@ -3,33 +3,122 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from torch.nn import functional as F
 
-from rankfall._disk import make_directory
-from rankfall._files import write_file
-from rankfall._trust import stored_code
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
+from rankfall.storage.trust import stored_code
 from rankfall.studies.results import SplitEvaluation
-from rankfall.studies.stage_scores import collect_scores
+from rankfall.training.cascade_metrics import ground_truth, values_table
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
-from rankfall.training.evaluation import Evaluation, evaluate
-from rankfall.training.measure_cascade import scorer_for
+from rankfall.training.config.load_config import with_evaluation_overrides
+from rankfall.training.measured_lists import scorer_for
 from rankfall.training.methods import CascadeMethod, method_of
-from rankfall.training.per_list_table import values_table
-from rankfall.training.run_directory import CONFIG, DATA, read_config, read_config_as, read_json
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.scoring import measure, score
+from rankfall.training.run_directory import CONFIG, DATA, read_config, read_config_as, read_json, verify_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from rankfall.studies.stage_scores import StageScores
+    from torch import Tensor
 
-__all__ = ["Evaluation", "evaluate", "evaluate_run", "measure", "score", "scores_of_run"]
+    from rankfall.data import ImpressionLoader
+    from rankfall.training.evaluation import Evaluation
+    from rankfall.training.learner import ScoreBatch, ScoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StageScores:
+    """Scores of all stages on R lists, padded to the longest one.
+
+    Attributes:
+        stages: Names of the stages.
+        requests: Id of each request.
+        days: Day of each request.
+        rows: Row ``(R,)`` of each request in the file of its day.
+        scores: Scores ``(R, N)`` of each stage.
+        mask: Real items ``(R, N)``.
+        truth: Membership ``(R, N)`` in the ground truth.
+        relevance: Relevance ``(R, N)`` of each item.
+        item: Item numbers ``(R, N)``, -1 in padding.
+        depth: Deepest logged stage ``(R, N)`` of each item, -1 for items that were added to the list.
+        rank: Logged rank ``(R, N)``, -1 for none.
+        ranked: Number of items ``(R,)`` that the first stage ranked.
+        complete: Whether the lists hold every item that the first stage ranked; see
+            :class:`~rankfall.training.learner.ScoredBatch`.
+    """
+
+    stages: list[str]
+    requests: list[str]
+    days: list[str]
+    rows: Tensor
+    scores: list[Tensor]
+    mask: Tensor
+    truth: Tensor
+    relevance: Tensor
+    item: Tensor
+    depth: Tensor
+    rank: Tensor
+    ranked: Tensor
+    complete: bool
+
+    def __len__(self) -> int:
+        """The number of requests."""
+        return len(self.requests)
+
+
+def collect_scores(
+    score: ScoreBatch,
+    loader: ImpressionLoader,
+    *,
+    stages: Sequence[str],
+    relevant: int,
+    on_batch: Callable[[int], None] = lambda count: None,
+) -> StageScores:
+    """Score all impressions of a loader.
+
+    Args:
+        score: Returns a batch with the scores of each stage.
+        loader: Batches of impressions.
+        stages: Names of the stages.
+        relevant: Number of relevant items per impression.
+        on_batch: Called with the size of each batch.
+    """
+    parts: list[ScoredBatch] = []
+    requests: list[str] = []
+    for loaded in loader:
+        parts.append(score(loaded))
+        requests += loader.requests(loaded).cast(pa.string()).to_pylist()
+        on_batch(len(loaded))
+    batches = [part.batch for part in parts]
+    return StageScores(
+        stages=list(stages),
+        requests=requests,
+        days=[batch.day for batch in batches for _ in range(len(batch))],
+        rows=torch.cat([batch.rows for batch in batches]),
+        scores=[_stack([part.scores[stage].float() for part in parts]) for stage in range(len(stages))],
+        mask=_stack(batch.mask for batch in batches),
+        truth=_stack(ground_truth(batch, relevant) for batch in batches),
+        relevance=_stack(batch.relevance for batch in batches),
+        item=_stack((batch.item for batch in batches), padding=-1),
+        depth=_stack((batch.depth for batch in batches), padding=-1),
+        rank=_stack((batch.rank for batch in batches), padding=-1),
+        ranked=torch.cat([part.ranked for part in parts]),
+        complete=all(part.complete for part in parts),
+    )
+
+
+def _stack(parts: Iterable[Tensor], padding: int = 0) -> Tensor:
+    """Return the rows of all parts in one tensor, padded to the same length."""
+    parts = list(parts)
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat([F.pad(part, (0, width - part.shape[-1]), value=padding) for part in parts])
 
 
 def evaluate_run(
@@ -51,7 +140,7 @@ def evaluate_run(
         data: Directory of the prepared data, if they were moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
         out: Directory of the result. Default: the run directory, if the run is measured as its configuration says.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
         on_impressions: Called, for a cascade, with the number of impressions measured since the last call, and of all.
         on_notice: Called with each note of the evaluation before measuring.
     """
@@ -124,7 +213,7 @@ def scores_of_run(
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
         reach: With ``data.length: all``, the number of best items of the first stage that the lists keep. Default: its
             quota. Lists of a fixed length always hold all their items.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
 

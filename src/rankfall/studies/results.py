@@ -9,7 +9,7 @@ SearchResult           :func:`rankfall.studies.tune.tune`              ``trials.
 EvaluationSummary      :meth:`rankfall.studies.evaluate.Evaluation.summary`  ``evaluation.json``
 =====================  ==============================================  =================================
 
-:mod:`rankfall._results` defines the JSON form.
+:mod:`rankfall._config` defines the JSON form.
 
 >>> failure = RunFailure(method="LCRON", run="seed 0", message="the loss became NaN")
 >>> failure.to_json()
@@ -23,10 +23,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rankfall._results import Number, Result, ResultError, Tables
-from rankfall.training.config.cascade_metric_names import shown_name
+from rankfall._config import Number, Result, ResultError
+from rankfall._tables import Tables
+from rankfall.training.cascade_metrics import Estimate, ListFigures, StageFigures
+from rankfall.training.config.component_checks import shown_name
 from rankfall.training.evaluation import EvaluationSummary
-from rankfall.training.stage_figures import Estimate, ListFigures, StageFigures
 
 __all__ = [
     "ComparisonResult",

@@ -21,10 +21,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._yaml_config import ConfigError, Section, explain, read_source, shown
+from rankfall._config import ConfigError, Section, explain, read_source, shown
 from rankfall.registry.references import absolute_references
-from rankfall.training.config.load_config import TrainConfig, validate_any
-from rankfall.training.config.overrides import apply_overrides, set_option, with_absolute_path
+from rankfall.training.config.load_config import (
+    TrainConfig,
+    apply_overrides,
+    set_option,
+    validate_any,
+    with_absolute_path,
+)
 from rankfall.training.config.sections import Count
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
     from optuna.distributions import BaseDistribution
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.studies.results import Settings
     from rankfall.training.methods import TrainingMethod
 

@@ -15,10 +15,9 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rankfall._engine import LOCAL
-from rankfall._failures import is_debugging, one_line, traceback_text
-from rankfall._ray import WORKER, Ray
-from rankfall._seal import carried
+from rankfall._engine import LOCAL, WORKER, Ray
+from rankfall._errors import is_debugging, one_line, traceback_text
+from rankfall.storage.manifests import carried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
+from rankfall._errors import did_you_mean
 from rankfall.data import ImpressionLoader, ImpressionLog
-from rankfall.training.build_cascade import check_quotas
-from rankfall.training.config.sections import Role
+from rankfall.data.impressions.log import is_log
+from rankfall.data.lists.ranking_data import RankingData, is_prepared
+from rankfall.registry import config_value, explicit_operator, options, written_default
+from rankfall.storage.manifests import verification
+from rankfall.training.build import check_quotas, make_objective, try_depths
+from rankfall.training.config.ranker_config import OwnModelConfig
+from rankfall.training.config.sections import Role, as_names
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.propensity_weights import curve_checksum
+from rankfall.training.item_weights import curve_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankfall.data.impressions.loader import ItemFirstSeen
+    from rankfall.registry import Kind
     from rankfall.training.config.cascade_config import CascadeConfig, LogConfig
+    from rankfall.training.config.ranker_config import RankerConfig
     from rankfall.training.distributed.group import Group
 
 
@@ -146,3 +154,119 @@ def checksums(log: ImpressionLog, config: CascadeConfig) -> dict[str, str]:
     if weight is not None and weight.examination is not None:
         found["examination"] = curve_checksum(weight.examination)
     return found
+
+
+_USES = (*get_args(Role), "days")  # keys of `data` that name days or splits
+
+
+class DataProblem(NamedTuple):
+    """Something that a configuration names and that does not exist.
+
+    `is_error` is False for files and directories that do not exist, perhaps not yet: a configuration may be written
+    before its data are prepared. It is True if the data exist and contradict the configuration.
+    """
+
+    message: str
+    is_error: bool
+
+
+def data_problems(content: Mapping[str, Any]) -> list[DataProblem]:
+    """Return what a configuration names and does not exist.
+
+    Args:
+        content: The mapping of a valid configuration: of a training run, a comparison, a search or a stream.
+    """
+    problems: list[DataProblem] = []
+    data = content.get("data") or {}
+    if "path" in data:
+        problems += _of_directory(Path(data["path"]), bool(content.get("stages")), dict(_names(content)))
+    weight = content.get("weight")
+    curve = weight.get("examination") if isinstance(weight, dict) else None
+    if curve and not Path(curve).is_file():
+        message = f"weight.examination: {curve} is not a file; {Path(curve).absolute()} does not exist"
+        problems.append(DataProblem(message, is_error=False))
+    return problems
+
+
+def _names(content: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the days or splits that each key names."""
+    for use in _USES:
+        if names := as_names(content["data"].get(use)):
+            yield f"data.{use}", names
+    for fold, uses in (content.get("folds") or {}).items():
+        for use, names in uses.items():
+            yield f"folds.{fold}.{use}", as_names(names)
+
+
+def _of_directory(path: Path, is_cascade: bool, names: Mapping[str, list[str]]) -> list[DataProblem]:
+    other = is_prepared if is_cascade else is_log
+    if other(path):
+        kind, wanted = ("ranking data", "an impression log") if is_cascade else ("an impression log", "ranking data")
+        return [DataProblem(f"data.path: {path} is {kind}, expected {wanted} for this configuration", is_error=True)]
+    try:
+        with verification(False, lambda text: None):  # commands that read the data verify them
+            data = ImpressionLog.load(path) if is_cascade else RankingData.load(path)
+    except ValueError as error:
+        return [DataProblem(f"data.{error}", is_error=path.exists())]
+    found = [f"{key}: {problem}" for key, some in names.items() for name in some for problem in _of_name(data, name)]
+    return [DataProblem(message, is_error=True) for message in found]
+
+
+def _of_name(data: ImpressionLog | RankingData, name: str) -> Iterator[str]:
+    try:
+        data.choose([name]) if isinstance(data, ImpressionLog) else data[name]
+    except ValueError as error:
+        yield str(error).removeprefix("days: ").removeprefix("split: ")
+
+
+def ranker_with_defaults(config: RankerConfig) -> dict[str, Any]:
+    """Return the content of a ranker's configuration with every option of its loss and of its own model written out."""
+    content = config.model_dump(mode="json")
+    content["loss"] = _fill(content["loss"], _defaults("loss", config.loss.name))
+    if isinstance(config.model, OwnModelConfig):
+        content["model"] = _fill(content["model"], _defaults("model", config.model.kind))
+    return content
+
+
+def cascade_with_defaults(config: CascadeConfig) -> dict[str, Any]:
+    """Return the content of a cascade's configuration with every option of its models and objective written out."""
+    content = config.model_dump(mode="json")
+    for stage in content["stages"]:
+        stage["model"] = _fill(stage["model"], _defaults("model", stage["model"]["kind"]))
+    content["objective"] = _fill(content["objective"], _objective_defaults(config))
+    return content
+
+
+def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = section | {name: default for name, default in defaults.items() if name not in section}
+    return filled | ({"topk": explicit_operator(filled["topk"])} if filled.get("topk") else {})
+
+
+def _defaults(kind: Kind, name: str) -> dict[str, Any]:
+    """Return the defaults of a component, except objects of users that no configuration can write."""
+    defaults = {one.name: written_default(one) for one in options(kind, name).values() if not one.required}
+    return {option: default for option, default in defaults.items() if _is_plain(default)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(one) for one in value.values())
+    if isinstance(value, list):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _objective_defaults(config: CascadeConfig) -> dict[str, Any]:
+    """Return the defaults, with the value that the objective derives from a default of None.
+
+    Options whose values the stages define are left out.
+    """
+    objective, _ = make_objective(try_depths(config))
+    defined_by_stages = {"quotas"} if config.objective.name != "lcron" else set()
+    if any(stage.min_depth is not None for stage in config.stages):
+        defined_by_stages.add("min_depth")
+    return {
+        name: config_value(getattr(objective, name, None)) if default is None else default
+        for name, default in _defaults("objective", config.objective.name).items()
+        if name not in defined_by_stages
+    }

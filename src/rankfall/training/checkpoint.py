@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from torch import Tensor
 
-from rankfall._disk import delete
-from rankfall._json_reader import parse_json
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
+from rankfall.storage.disk import delete
+from rankfall.storage.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

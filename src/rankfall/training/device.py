@@ -9,24 +9,25 @@ Weights are initialised on the CPU and then moved, so that they are the same on 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
 
 import torch
 
-from rankfall._ray import WORKER
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
+from rankfall._engine import WORKER
 from rankfall.training.distributed.group import ALONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
     from rankfall.training.distributed.group import Group
+
 
 BACKEND = "inductor"  # compiler
 
@@ -192,3 +193,22 @@ def device_of(module: nn.Module) -> torch.device:
 def moved(batch: MovableT, device: torch.device) -> MovableT:
     """Return a batch on a device. Copies do not wait for the work that was queued there before, except on MPS."""
     return batch.to(device, non_blocking=device.type != "mps")
+
+
+@contextmanager
+def seeded(seed: int, threads: int, device: torch.device | None = None) -> Generator[None]:
+    """Seed torch and set its number of threads inside the context; those of the caller are restored afterwards.
+
+    Args:
+        seed: Seed of the generators of all devices.
+        threads: CPU threads.
+        device: Device whose generator is restored, besides that of the CPU. Default: no other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        torch.set_num_threads(before)

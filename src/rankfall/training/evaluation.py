@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
-from rankfall._results import Number, Result, Tables
+from rankfall._config import Number, Result
+from rankfall._tables import Tables
 from rankfall.metrics.named import parse
-from rankfall.training.config.cascade_metric_names import JOINT_VALUE, alone_name, shown_name
-from rankfall.training.scoring import measure
-from rankfall.training.stage_figures import ListFigures, Resampler, StageFigures, estimates, stage_figures
+from rankfall.training.cascade_metrics import ListFigures, Resampler, StageFigures, estimates, stage_figures
+from rankfall.training.config.component_checks import JOINT_VALUE, alone_name, shown_name
+from rankfall.training.measured_lists import measure_scores as measure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

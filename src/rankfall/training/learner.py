@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
@@ -11,18 +12,24 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
+from rankfall.storage.disk import append
+from rankfall.storage.files import write_file
 from rankfall.training.device import CPU, Placement
 from rankfall.training.distributed.group import ALONE, Group
 from rankfall.training.run_directory import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.training.build import Temperature
     from rankfall.training.checkpoint import State
-    from rankfall.training.temperatures import Temperature
+
+    ScoreBatch = Callable[[Impressions], "ScoredBatch"]
+    Epoch = Mapping[str, Any]
 
 
 class Sized(Protocol):
@@ -462,3 +469,58 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     if max_norm is not None:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """Impressions and the scores of their items by all stages, on the CPU.
+
+    Lists that were measured over all items of a catalogue do not hold all of them: they hold the items that the first
+    stage ranks best, at least as many as it keeps, and all relevant items. The funnel of such lists is exact, since no
+    other item passes the first stage. Figures of a later stage alone are not.
+
+    Attributes:
+        batch: The impressions, with the lists that were scored.
+        scores: Scores ``(B, N)`` of each stage.
+        ranked: Number of items ``(B,)`` that the first stage ranked, including those that the lists do not hold.
+        complete: Whether the lists hold every item that the first stage ranked.
+    """
+
+    batch: Impressions
+    scores: Sequence[Tensor]
+    ranked: Tensor
+    complete: bool = True
+
+    @classmethod
+    def of_lists(cls, batch: Impressions, scores: Sequence[Tensor]) -> ScoredBatch:
+        """Return a batch whose lists hold every item that was ranked."""
+        return cls(batch, scores, batch.mask.sum(-1))
+
+
+def append_epoch(path: Path, epoch: Epoch) -> None:
+    """Append the line of an epoch, completely or not at all."""
+    append(path, _line(epoch).encode())
+
+
+def restore_epochs(path: Path, epochs: Sequence[Epoch]) -> None:
+    """Replace the file by the lines of these epochs, which come from a checkpoint.
+
+    The file may have lines of later epochs, or a part of a line. A line with the content of its epoch keeps its bytes,
+    since a checkpoint has the keys in alphabetical order.
+    """
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    padded = [*written, *[""] * len(epochs)]
+    lines = [f"{text}\n" if _has(text, epoch) else _line(epoch) for text, epoch in zip(padded, epochs, strict=False)]
+    write_file(path, "".join(lines))
+
+
+def _has(text: str, epoch: Epoch) -> bool:
+    """Return whether a line has the content of an epoch."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True) == json.dumps(epoch, sort_keys=True)
+    except ValueError:
+        return False
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps(epoch) + "\n"

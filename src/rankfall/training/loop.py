@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 
 from rankfall import __version__
-from rankfall._disk import make_directory
-from rankfall._files import LockedError, locked, write_file
+from rankfall._config import ConfigError
 from rankfall._tensor_file import read_checkpoint
-from rankfall._yaml_config import ConfigError
 from rankfall.models.layers import RowNorm
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import LockedError, locked, write_file
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
-from rankfall.training.learner import BatchT, Position, UnreadStep
-from rankfall.training.metrics_file import append_epoch, restore_epochs
-from rankfall.training.own_parts import CODE, check_same_code, sources_of
+from rankfall.training.learner import BatchT, Position, UnreadStep, append_epoch, restore_epochs
 from rankfall.training.run_directory import (
     CHECKPOINTS,
+    CODE,
     CONFIG,
     DATA,
     METRICS,
@@ -45,6 +44,7 @@ from rankfall.training.run_directory import (
     TrainResult,
     check_free,
     check_same,
+    check_same_code,
     check_same_data,
     check_same_on_all_processes,
     clear,
@@ -54,8 +54,11 @@ from rankfall.training.run_directory import (
     read_config,
     read_json,
     read_result,
+    remove_manifest,
+    seal_run,
+    sources_of,
+    verify_run,
 )
-from rankfall.training.run_manifest import remove_manifest, seal_run, verify_run
 from rankfall.training.trackers import Trackers
 
 if TYPE_CHECKING:

@@ -7,30 +7,42 @@ two a figure is.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rankfall._lists import has_order, rank_order
-from rankfall.data.impressions.schema import VOCABULARIES
+from rankfall.data.impressions.items import VOCABULARIES
+from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics import ndcg, opa
-from rankfall.training.cascade_metrics import ground_truth
-from rankfall.training.config.cascade_metric_names import SHOWN
-from rankfall.training.label_checks import ignored_sizes, with_sizes
-from rankfall.training.stage_figures import ListFigures, stage_figures
+from rankfall.models import TwoTower
+from rankfall.models.build import has_vectors
+from rankfall.training.cascade_metrics import ListFigures, MeasuredFunnel, ground_truth, measure_lists, stage_figures
+from rankfall.training.checks import ignored_sizes, with_sizes
+from rankfall.training.config.component_checks import JOINT_VALUE, SHOWN
+from rankfall.training.device import device_of, moved
+from rankfall.training.distributed.group import ALONE
+from rankfall.training.learner import ScoredBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import nn
 
+    from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLoader, ImpressionLog
-    from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.impressions.loader import Catalogue, Impressions
     from rankfall.data.impressions.spec import Spec
+    from rankfall.data.lists.ranking_data import RankingSplit
+    from rankfall.metrics.named import NamedMetric
+    from rankfall.training.cascade_metrics import StageFigures
+    from rankfall.training.checks import Ranker
     from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.scored_batch import ScoreBatch, ScoredBatch
-    from rankfall.training.stage_figures import StageFigures
+    from rankfall.training.distributed.group import Group
+    from rankfall.training.learner import ScoreBatch
+
 
 SHORT = 2  # lists are much shorter than the catalogue if it has this many times their items
 NO_RANK = 2.0**31  # in place of the rank of an item without one: after all others of its stage
@@ -162,7 +174,7 @@ class MeasuredLists:
         """Return the figures of production's order, cut at the quotas of the stages.
 
         Args:
-            units: What the bootstrap draws; see :func:`~rankfall.training.stage_figures.stage_figures`.
+            units: What the bootstrap draws; see :func:`~rankfall.training.cascade_metrics.stage_figures`.
         """
         if not self._left or self._shares()[-1] == 1:
             return None
@@ -260,3 +272,304 @@ def _reached(batch: Impressions, truth: Tensor, stages: int) -> Tensor:
     deep = batch.depth.unsqueeze(-1) >= torch.arange(stages)
     count = truth.double().sum(-1, keepdim=True)
     return (truth.double().unsqueeze(-1) * deep).sum(-2) / count
+
+
+SCORES = 1 << 22  # scores of a matrix product at a time: 16 MB
+PAIRS = 1 << 14  # requests x items that a model scores at a time; attention needs some 10 kB for each
+NOT_LOGGED = {  # values of items that were not logged; others are 0
+    "depth": -1,
+    "rank": -1,
+    "position": -1,
+    "inclusion": 1,
+    "truth": torch.nan,
+}
+
+
+class AllItemsScorer:
+    """Scores the batches of a loader with ``length="all"``.
+
+    Args:
+        cascade: The cascade, in evaluation mode.
+        loader: The loader, which has the catalogue of each day.
+        reach: Number of best items of the first stage in the pruned lists, at least the quota of that stage.
+        device: Device of the weights.
+    """
+
+    def __init__(self, cascade: Cascade, loader: ImpressionLoader, *, reach: int, device: torch.device) -> None:
+        self.cascade, self.loader, self.reach, self.device = cascade, loader, reach, device
+        self._day: _DayItems | None = None
+
+    @torch.no_grad()
+    def __call__(self, batch: Impressions) -> ScoredBatch:
+        """Return pruned lists with the scores of all stages."""
+        if self._day is None or self._day.catalogue.day != batch.day:
+            self._day = _DayItems(self.cascade, self.loader.catalogue(batch.day), self.device)
+        catalogue = self._day.catalogue
+        logged = catalogue.places(batch.item, batch.mask)
+        best, of_best, of_logged = self._first_stage(self._day, batch, logged)
+        further, there = _further_items(best, logged, _is_measured(batch))
+        places = torch.cat([best, logged.gather(-1, further).masked_fill(~there, 0)], -1)
+        mask = torch.cat([torch.ones_like(best, dtype=torch.bool), there], -1)
+        pruned = _lists_of(batch, catalogue, places, mask, logged)
+        # A further item may tie with the last of the best, which was drawn; it comes after it.
+        below = of_best.amin(-1, keepdim=True).nextafter(torch.tensor(-torch.inf))
+        first = torch.cat([of_best, torch.minimum(of_logged.gather(-1, further), below)], -1)
+        later = [self._scores(model, pruned) for model in list(self.cascade.models.values())[1:]]
+        ranked = torch.full((len(batch),), len(catalogue))
+        return ScoredBatch(pruned, [first, *later], ranked, complete=best.shape[-1] == len(catalogue))
+
+    def _first_stage(self, day: _DayItems, batch: Impressions, logged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the places ``(B, K)`` of the best items in the catalogue, their scores, and those of logged items."""
+        count = len(day.catalogue)
+        generator = torch.Generator().manual_seed(int(batch.rows[0]))
+        best, of_best, of_logged = [], [], []
+        for rows in _blocks(len(batch), max(1, SCORES // count)):
+            scores = day.first_scores(batch.take(rows))
+            best.append(best_places(scores, self.reach, generator))
+            of_best.append(scores.gather(-1, best[-1]))
+            of_logged.append(scores.gather(-1, logged[rows].clamp(max=count - 1)))
+        return torch.cat(best), torch.cat(of_best), torch.cat(of_logged)
+
+    def _scores(self, model: nn.Module, batch: Impressions) -> Tensor:
+        """Return the scores of the items of a batch by a later stage."""
+        rows = _blocks(len(batch), max(1, PAIRS // batch.mask.shape[-1]))
+        return torch.cat([model(batch.take(some).to(self.device)).float().cpu() for some in rows])
+
+
+class _DayItems:
+    """The catalogue of a day and how the first stage scores it."""
+
+    def __init__(self, cascade: Cascade, catalogue: Catalogue, device: torch.device) -> None:
+        self.catalogue, self._device = catalogue, device
+        self._model = next(iter(cascade.models.values()))
+        self._features = {name: values.to(device) for name, values in catalogue.features.items()}
+        self._vectors = self._item_vectors(self._model) if has_vectors(self._model) else None
+
+    def _item_vectors(self, model: TwoTower) -> Tensor:
+        blocks = [model.item_vectors(self._part(items)) for items in _blocks(len(self.catalogue), PAIRS)]
+        return torch.cat(blocks).float()
+
+    def first_scores(self, batch: Impressions) -> Tensor:
+        """Return the scores ``(B, M)`` of all items by the first stage, on the CPU."""
+        if self._vectors is not None:
+            assert isinstance(self._model, TwoTower)
+            return (self._model.user_vectors(batch.to(self._device)).float() @ self._vectors.T).cpu()
+        parts = [self._scored(batch.take(rows)) for rows in _blocks(len(batch), max(1, PAIRS // len(self.catalogue)))]
+        return torch.cat(parts)
+
+    def _scored(self, batch: Impressions) -> Tensor:
+        on_device = batch.to(self._device)
+        parts = []
+        for items in _blocks(len(self.catalogue), max(1, PAIRS // len(batch))):
+            shared = {name: values.expand(len(batch), *values.shape) for name, values in self._part(items).items()}
+            mask = torch.ones(len(batch), items.stop - items.start, dtype=torch.bool, device=self._device)
+            parts.append(self._model(replace(on_device, items=shared, mask=mask)).float().cpu())
+        return torch.cat(parts, -1)
+
+    def _part(self, items: slice) -> dict[str, Tensor]:
+        return {name: values[items] for name, values in self._features.items()}
+
+
+def _blocks(count: int, size: int) -> list[slice]:
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def best_places(scores: Tensor, reach: int, generator: torch.Generator) -> Tensor:
+    """Return the places ``(B, reach)`` of the best scores ``(B, M)``; of items that tie at the cut, a random choice.
+
+    Without a random choice the place of an item in the catalogue would decide, and a model with constant scores would
+    not have the recall of chance.
+    """
+    if reach >= scores.shape[-1]:
+        return torch.arange(scores.shape[-1]).expand(scores.shape)
+    values, places = scores.topk(reach + 1)
+    tied = values[:, -1] == values[:, -2]
+    places = places[:, :reach].clone()
+    if tied.any():
+        some, cut = scores[tied], values[tied][:, -1:]
+        keys = torch.rand(some.shape, generator=generator).masked_fill(some > cut, 2.0).masked_fill(some < cut, -1.0)
+        places[tied] = keys.topk(reach).indices
+    return places
+
+
+def _is_measured(batch: Impressions) -> Tensor:
+    """Return the logged items ``(B, N)`` whose fate is measured: relevant ones and those with feedback."""
+    measured = batch.relevance > 0
+    for values in batch.feedback.values():
+        measured = measured | (values != 0)
+    return measured & batch.mask
+
+
+def _further_items(best: Tensor, logged: Tensor, measured: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which measured items have to be added to the best ones.
+
+    Args:
+        best: Places ``(B, K)`` in the catalogue.
+        logged: Places ``(B, N)`` of the logged items.
+        measured: The logged items ``(B, N)`` whose fate is measured.
+
+    Returns:
+        Positions ``(B, F)`` in the logged lists, and a mask of the same shape.
+    """
+    further = measured & (_place_in(best, logged) < 0)
+    positions = further.int().argsort(dim=-1, descending=True, stable=True)[:, : int(further.sum(-1).max())]
+    return positions, further.gather(-1, positions)
+
+
+def _place_in(rows: Tensor, asked: Tensor) -> Tensor:
+    """Return where numbers ``(B, N)`` are in rows ``(B, K)`` of different numbers, -1 if they are not there."""
+    ordered, order = rows.sort(-1)
+    found = torch.searchsorted(ordered, asked.contiguous()).clamp(max=rows.shape[-1] - 1)
+    return order.gather(-1, found).masked_fill(ordered.gather(-1, found) != asked, -1)
+
+
+def _lists_of(batch: Impressions, catalogue: Catalogue, places: Tensor, mask: Tensor, logged: Tensor) -> Impressions:
+    """Return the impressions with lists of these items of the catalogue, and what the log knows of them."""
+    # padding has places of its own, so that no two numbers of a row are equal
+    apart = torch.where(logged < len(catalogue), logged, len(catalogue) + torch.arange(logged.shape[-1]))
+    source = _place_in(apart, places).masked_fill(~mask, -1)
+
+    def of_log(values: Tensor, other: float) -> Tensor:
+        return values.gather(-1, source.clamp(min=0)).masked_fill(source < 0, other)
+
+    tensors = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    columns: dict[str, Any] = {
+        name: of_log(values, NOT_LOGGED.get(name, 0))
+        for name, values in tensors.items()
+        if isinstance(values, Tensor) and values.shape == batch.mask.shape and name not in ("item", "mask")
+    }
+    if batch.truth is not None:
+        columns["truth"] = columns["truth"].masked_fill(~mask, 0.0)
+    return replace(
+        batch,
+        item=catalogue.item[places].masked_fill(~mask, -1),
+        items={name: _masked(values[places], mask) for name, values in catalogue.features.items()},
+        feedback={name: of_log(values, 0.0) for name, values in batch.feedback.items()},
+        mask=mask,
+        **columns,
+    )
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    return values.masked_fill(~(mask if values.ndim == mask.ndim else mask.unsqueeze(-1)), 0)
+
+
+def measure_cascade(
+    cascade: Cascade,
+    loader: ImpressionLoader,
+    config: CascadeConfig,
+    *,
+    on_batch: Callable[[int], None] = lambda count: None,
+    on_scored: Callable[[Impressions, ScoredBatch], None] = lambda loaded, scored: None,
+    group: Group = ALONE,
+) -> MeasuredFunnel:
+    """Return the metrics of each impression in evaluation mode, with what their intervals and figures need.
+
+    Args:
+        cascade: The cascade.
+        loader: Batches of impressions.
+        config: Configuration with the quotas and metrics.
+        on_batch: Called with the size of each batch.
+        on_scored: Called with each batch that this process scores, as it was loaded and as it was scored.
+        group: Processes that share the batches.
+    """
+    was_training = cascade.training
+    cascade.eval()
+    score = scorer_for(cascade, loader, config)
+
+    def scored(loaded: Impressions) -> ScoredBatch:
+        found = score(loaded)
+        on_scored(loaded, found)
+        return found
+
+    try:
+        return measure_lists(
+            scored,
+            loader,
+            names=cascade.names,
+            quotas=[stage.quota for stage in config.stages],
+            relevant=config.relevant,
+            further=config.stage_metrics,
+            feedback=config.feedback,
+            value=config.training.metric == JOINT_VALUE,
+            on_batch=on_batch,
+            group=group,
+        )
+    finally:
+        cascade.train(was_training)
+
+
+def scorer_of(cascade: Cascade) -> ScoreBatch:
+    """Return a function that scores the lists of a batch by all stages, on the device of the weights."""
+    device = device_of(cascade)
+
+    @torch.no_grad()
+    def score(batch: Impressions) -> ScoredBatch:
+        return ScoredBatch.of_lists(batch, [stage.cpu() for stage in cascade(moved(batch, device))])
+
+    return score
+
+
+def scorer_for(
+    cascade: Cascade, loader: ImpressionLoader, config: CascadeConfig, *, reach: int | None = None
+) -> ScoreBatch:
+    """Return a function that scores the batches of a loader: their own lists, or all items with ``data.length: all``.
+
+    Args:
+        cascade: The cascade, in evaluation mode.
+        loader: The loader of the batches.
+        config: Configuration with the quotas that are measured.
+        reach: With ``data.length: all``, the number of best items of the first stage in the lists; at least its quota.
+    """
+    if loader.length != "all":
+        return scorer_of(cascade)
+    quota = config.stages[0].quota
+    return AllItemsScorer(cascade, loader, reach=max(quota, reach or quota), device=device_of(cascade))
+
+
+def means_of(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the means over the impressions on which a metric is defined."""
+    return {name: float(value.nanmean()) for name, value in values.items()}
+
+
+CHUNK_ROWS = 1 << 14  # documents scored at once
+
+
+def score(model: Ranker, split: RankingSplit | Lists, group: Group = ALONE) -> Tensor:
+    """Score every document in evaluation mode, on the device of the weights.
+
+    Args:
+        model: The ranker.
+        split: Lists to score.
+        group: Processes that share the work.
+
+    Returns:
+        Scores ``(rows,)`` in the order of the split, on the CPU.
+    """
+    lists = split if isinstance(split, Lists) else Lists([split])
+    was_training, device = model.training, device_of(model)
+    model.eval()
+    try:
+        with torch.no_grad():
+            scores = [
+                model.score(moved(chunk, device)).cpu()
+                if number % group.world == group.rank
+                else torch.zeros(len(chunk))
+                for number, chunk in enumerate(lists.chunks(CHUNK_ROWS))
+            ]
+            return group.total(torch.cat(scores))
+    finally:
+        model.train(was_training)
+
+
+def measure_scores(scores: Tensor, split: RankingSplit | Lists, metrics: Sequence[NamedMetric]) -> dict[str, Tensor]:
+    """Return one value per list for each metric of the scores ``(rows,)``. NaN where a metric is undefined."""
+    lists = split if isinstance(split, Lists) else Lists([split])
+    if scores.shape != (lists.rows,):
+        raise ValueError(f"scores must be one for each of the {lists.rows} documents, got {tuple(scores.shape)}")
+    values = {metric.name: torch.empty(len(lists)) for metric in metrics}
+    for batch in lists.by_length():
+        padded = batch.pad(scores[torch.from_numpy(batch.rows)])
+        for metric in metrics:
+            values[metric.name][torch.from_numpy(batch.lists)] = metric(padded, batch.labels, batch.mask).float()
+    return values

@@ -17,10 +17,9 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankfall._disk import make_directory
-from rankfall._files import write_file
-from rankfall._json_reader import parse_json
-from rankfall._yaml_config import leaves
+from rankfall._config import leaves
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import parse_json, write_file
 from rankfall.training.run_directory import MLFLOW, TENSORBOARD, EnvironmentFailure
 
 if TYPE_CHECKING:

@@ -14,36 +14,45 @@ import torch
 from torch import nn
 
 from rankfall._checks import all_within
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.data.impressions.spec import Features
-from rankfall.models.scorer import GradeScorer
+from rankfall.models.scorers import GradeScorer
 from rankfall.objectives import BCE, Objective
-from rankfall.training.build_cascade import (
+from rankfall.training.build import (
     Optimizers,
     check_kept,
     check_objective,
+    divergence_hints,
     make_cascade,
     make_objective,
+    temperature_hints,
     with_depths,
 )
 from rankfall.training.cascade_loaders import check_days, checksums, load_log, make_loader
+from rankfall.training.checks import check_metrics, check_models, check_training_labels, first_impressions
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.overrides import dump_absolute
-from rankfall.training.device import CPU, moved, placement_of
+from rankfall.training.config.load_config import dump_absolute
+from rankfall.training.device import CPU, moved, placement_of, seeded
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints, temperature_hints
 from rankfall.training.item_weights import item_weights
-from rankfall.training.label_checks import check_training_labels
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.measure_cascade import means_of, measure
-from rankfall.training.model_checks import check_metrics, check_models, first_impressions
-from rankfall.training.own_parts import component_files, sources_of
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, LOG, TrainingError, read_config_as, read_json
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.seeding import seeded
+from rankfall.training.measured_lists import means_of
+from rankfall.training.measured_lists import measure_cascade as measure
+from rankfall.training.run_directory import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    LOG,
+    TrainingError,
+    component_files,
+    read_config_as,
+    read_json,
+    sources_of,
+    verify_run,
+)
 from rankfall.training.start_weights import start_from
 
 if TYPE_CHECKING:
@@ -56,7 +65,7 @@ if TYPE_CHECKING:
 
     from rankfall.data import ImpressionLog
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.training.build_cascade import BuiltObjective
+    from rankfall.training.build import BuiltObjective
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import Weights
@@ -91,7 +100,7 @@ def train(
     stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
 ) -> TrainResult:
-    """Train a cascade and write a run directory; see :func:`rankfall.training.train.train`.
+    """Train a cascade and write a run directory; see :func:`rankfall.training.methods.train`.
 
     Args:
         config: Configuration of the cascade.
@@ -368,7 +377,7 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective
 
     Args:
         log: The log to train on.
-        config: Configuration with depths as numbers; see :func:`~rankfall.training.build_cascade.with_depths`.
+        config: Configuration with depths as numbers; see :func:`~rankfall.training.build.with_depths`.
 
     Raises:
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.

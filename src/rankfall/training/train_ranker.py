@@ -8,51 +8,68 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rankfall._checks import all_within
+from rankfall._config import ConfigError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
-from rankfall._trust import stored_code
-from rankfall._yaml_config import ConfigError
+from rankfall.data.arrays import Moments
 from rankfall.data.lists.list_loader import ListLoader, Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
-from rankfall.registry.stored_sources import check_weights_fit
-from rankfall.training.build_components import check_loss, classifies, make_loss, make_optimizer
-from rankfall.training.build_ranker import Ranker, make_ranker
-from rankfall.training.config.overrides import dump_absolute
+from rankfall.registry.references import check_weights_fit
+from rankfall.storage.trust import stored_code
+from rankfall.training.build import (
+    check_loss,
+    classifies,
+    divergence_hints,
+    make_loss,
+    make_optimizer,
+    temperature_hints,
+)
+from rankfall.training.checks import Ranker, check_label_values, check_lists, check_metrics, make_ranker
+from rankfall.training.config.load_config import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
-from rankfall.training.device import CPU, moved, placement_of
+from rankfall.training.device import CPU, moved, placement_of, seeded
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.divergence_hints import divergence_hints, temperature_hints
-from rankfall.training.label_checks import check_label_values, check_lists
 from rankfall.training.learner import Learner
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.model_checks import check_metrics
-from rankfall.training.own_parts import component_files, sources_of, stored_sources
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, DATA, TrainingError, read_config_as
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.scoring import measure, score
-from rankfall.training.seeding import seeded
+from rankfall.training.measured_lists import measure_scores as measure
+from rankfall.training.measured_lists import score
+from rankfall.training.run_directory import (
+    CHECKPOINTS,
+    CONFIG,
+    DATA,
+    TrainingError,
+    component_files,
+    read_config_as,
+    sources_of,
+    stored_sources,
+    verify_run,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rankfall.data.lists.list_loader import ListBatch
+    from rankfall.data.lists.ranking_data import RankingSplit
+    from rankfall.metrics.named import NamedMetric
+    from rankfall.training.build import Temperature
     from rankfall.training.config.ranker_config import DataConfig
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
     from rankfall.training.run_directory import TrainResult
-    from rankfall.training.temperatures import Temperature
+
+    BuiltLoss = tuple[nn.Module, list[Temperature]]
 
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
@@ -88,7 +105,7 @@ def train(
     stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
 ) -> TrainResult:
-    """Train a ranker and write a run directory; see :func:`rankfall.training.train.train`.
+    """Train a ranker and write a run directory; see :func:`rankfall.training.methods.train`.
 
     Args:
         config: Configuration of the ranker.
@@ -372,3 +389,110 @@ def load_run(
     except RuntimeError as error:
         raise ValueError(f"{directory}: the checkpoint {checkpoint} does not fit config.yaml: {error}") from None
     return config, model.eval()
+
+
+class ListLearner(RankerLearner):
+    """Learner of lists in memory, with weights of rows and any number of evaluation sets."""
+
+    def __init__(
+        self,
+        config: RankerConfig,
+        out: Path,
+        model: Ranker,
+        built: BuiltLoss,
+        lists: Lists,
+        evaluated: Mapping[str, RankingSplit],
+        metrics: Sequence[NamedMetric],
+        weights: Tensor | None,
+    ) -> None:
+        self.evaluated = {name: Lists([split]) for name, split in evaluated.items()}
+        super().__init__(config, out, model, built, lists, next(iter(self.evaluated.values()), lists), ALONE)
+        self.weights = weights
+        self.metrics = metrics
+        self.results: dict[str, dict[str, list[float]]] = {
+            name: {metric.name: [] for metric in metrics} for name in self.evaluated
+        }
+        self.losses: list[float] = []
+
+    def terms(self, batch: ListBatch, position: Position) -> Any:
+        """Compute the loss of a batch."""
+        if self.weights is not None:
+            padded = batch.pad(self.weights[torch.from_numpy(batch.rows)])
+            self.loss.weight = moved(padded.pin_memory() if self.placement.pins else padded, self.placement.device)
+        return super().terms(batch, position)
+
+    def validate(self) -> dict[str, float]:
+        """Measure all evaluation sets, and return the metric that decides: NaN without a set, so that the last wins."""
+        for name, lists in self.evaluated.items():
+            measured = measure(score(self.model, lists), lists, self.metrics)
+            for metric, values in measured.items():
+                self.results[name][metric].append(mean_over_lists(values, metric, f"eval_set, {name}"))
+        first = next(iter(self.results.values()), {self.metric: [float("nan")]})
+        return {self.metric: first[self.metric][-1]}
+
+    def line(self, position: Position) -> Epoch:
+        """Return the results of an epoch."""
+        self.losses.append(position.parts["loss"])
+        return super().line(position)
+
+    def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
+        """Return the error for a batch, with its lists and hints."""
+        hints = divergence_hints(self.config.optimizer, "loss", self.config.loss.options)
+        return TrainingError(
+            f"{self.config.loss.name}: {what} became NaN, infinite or too large in {self._where(position)} "
+            f"({self._named(batch)}). Try {', '.join(hints)}"
+        )
+
+    def load_best(self, path: Path) -> None:
+        """Load the weights of the best epoch."""
+        tensors, _ = read_checkpoint(path, lambda name: name.startswith("model."))
+        self.model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+
+
+class ListLoop(Loop["ListBatch"]):
+    """The loop of a fit. It keeps the best weights and writes no checkpoints, because a fit cannot be resumed."""
+
+    def save(self) -> None:
+        """Do nothing instead of writing a checkpoint."""
+
+
+class WeightedLoss(nn.Module):
+    """A loss that is called with the weights of the rows of the current batch, which the learner sets."""
+
+    weight: Tensor
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
+        value: Tensor = self.loss(scores, labels, mask=mask, weight=self.weight)
+        return value
+
+
+class LossFunction(nn.Module):
+    """A function of the user as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, scores: Tensor, labels: Tensor, **options: Tensor) -> Tensor:
+        return self.function(scores, labels, **options)
+
+
+def mean_over_lists(values: Tensor, metric: str, where: str) -> float:
+    """Return the mean of a metric over the lists on which it is defined.
+
+    Args:
+        values: One value per list; NaN where the metric is undefined.
+        metric: Name of the metric.
+        where: What the lists are, for the error message.
+
+    Raises:
+        ValueError: If the metric is undefined on all lists.
+    """
+    mean = float(values.nanmean())
+    if np.isnan(mean):
+        raise ValueError(f"{where}: {metric} is undefined on every list: none has a relevant row")
+    return mean

@@ -11,8 +11,7 @@ import pytest
 
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.items import item_table
-from rankfall.data.impressions.schema import impression_schema, item_schema
+from rankfall.data.impressions.items import impression_schema, item_schema, item_table
 from rankfall.data.impressions.spec import validate_spec
 
 ROWS = {

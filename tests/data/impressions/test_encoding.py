@@ -10,10 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankfall.data.impressions.column_hashing import hash_values
-from rankfall.data.impressions.encoding import BadValueError, Encoding, to_times
+from rankfall.data.impressions.encoding import Encoding, hash_values, to_times
 from rankfall.data.impressions.spec import MISSING, Spec, validate_spec
-from rankfall.encoding.rules import rule_from_json
+from rankfall.encoding import BadValueError, rule_from_json
 
 
 def spec_of(**item: dict[str, Any]) -> Spec:

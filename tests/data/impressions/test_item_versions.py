@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall._files import checksum
 from rankfall.api.day_bundles import _items_after
 from rankfall.data import ImpressionLoader
+from rankfall.data.impressions.compatibility import log_warnings
 from rankfall.data.impressions.items import items_on
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.impressions.log_warnings import log_warnings
 from rankfall.data.impressions.log_writer import write_table
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.rows.append_rows import append_rows
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
+from rankfall.storage.files import checksum
 from rankfall.training.cascade_loaders import checksums
 from rankfall.training.config.cascade_config import validate_cascade
 from support.fuzzing import cases

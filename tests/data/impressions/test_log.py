@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfall._files import fresh_directory
 from rankfall.data.impressions import log_writer as log_module
+from rankfall.data.impressions.items import impression_schema, item_schema
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.log_writer import LogWriter
-from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of
+from rankfall.storage.files import fresh_directory
 from support.logs import DAYS, FIRST_MS, ITEMS, ROWS, as_table, item_columns, random_day, random_log, spec
 from support.sealing import edit_manifest
 

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from rankfall._files import checksum
-from rankfall._leftovers import LeftoverWarning
-from rankfall._seal import about_file, write_manifest
 from rankfall.data import ImpressionLoader
-from rankfall.data.impressions.append import appending
 from rankfall.data.impressions.compatibility import encoding_signature
-from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.impressions.log_watcher import LogWatcher
+from rankfall.data.impressions.log import ImpressionLog, LogWatcher, appending
 from rankfall.data.impressions.spec import UNSEEN
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
+from rankfall.storage.files import LeftoverWarning, checksum
+from rankfall.storage.manifests import about_file, write_manifest
 from support.command_line import run as command
 from support.paths import PYTHONPATH
 from support.sealing import edit_manifest
@@ -158,7 +155,7 @@ def test_a_day_that_cannot_be_read_is_refused_alone(log: Path, monkeypatch: pyte
 
     watcher = Watcher(log)
     with monkeypatch.context() as patched:
-        patched.setattr("rankfall._seal.checksum", unreadable)
+        patched.setattr("rankfall.storage.manifests.checksum", unreadable)
         assert watcher.days() == WEEK[:1]
     assert "input/output error" in watcher.said[0]
     assert watcher.days() == WEEK[:2]
@@ -198,7 +195,7 @@ def test_a_day_that_was_never_named_is_named_the_next_time(log: Path, monkeypatc
         write_manifest(file, manifest)
 
     with monkeypatch.context() as patched:
-        patched.setattr("rankfall.data.impressions.append.write_manifest", crash)
+        patched.setattr("rankfall.data.impressions.log.write_manifest", crash)
         with pytest.raises(Crash):
             add_day(log, 2)
     assert list(ImpressionLog.load(log, verify=True).days) == WEEK[:2]
@@ -226,7 +223,7 @@ def test_readers_accept_the_items_of_a_log_that_grows(log: Path, monkeypatch: py
         write_manifest(file, manifest)
 
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-        patched.setattr("rankfall.data.impressions.append.write_manifest", write)
+        patched.setattr("rankfall.data.impressions.log.write_manifest", write)
         with appending(log) as growth:
             growth.write(WEEK[2], table)
             growth.finish(fewer, {})
@@ -310,7 +307,7 @@ def test_days_are_appended_to_a_log_without_positions(tmp_path: Path, monkeypatc
     """Logs that were simulated before positions were stored have no such column."""
     whole = simulate_log(Simulation(days=2, **TINY), tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr("rankfall.simulation.recflow_tables.POSITION", None)
+        patch.setattr("rankfall.simulation.simulate.POSITION", None)
         simulate_log(Simulation(days=1, **TINY), tmp_path / "log")
     old = append_days(Simulation(days=2, **TINY), tmp_path / "log")
     assert old.spec.position is None

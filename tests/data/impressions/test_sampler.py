@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankfall.data.impressions.column_hashing import combine, hash_values
-from rankfall.data.impressions.history import EventHistory
-from rankfall.data.impressions.sampler import (
+from rankfall.data.impressions.assemble import EventHistory
+from rankfall.data.impressions.encoding import hash_values
+from rankfall.data.impressions.requests import (
     check_seed,
     draw_negatives,
     full_stage_grades,
@@ -25,6 +25,7 @@ from rankfall.data.impressions.sampler import (
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.encoding import combine
 from support.command_line import run
 
 if TYPE_CHECKING:

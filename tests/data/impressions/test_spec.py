@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data.impressions import spec as spec_module
 from rankfall.data.impressions.spec import (
     Categorical,

@@ -21,8 +21,7 @@ from rankfall.data.impressions import log_writer as log_module
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.inspect import counters as count_module
 from rankfall.data.inspect import inspect
-from rankfall.data.inspect.checks import CHECKS
-from rankfall.data.inspect.list_checks import LIST_CHECKS
+from rankfall.data.inspect.checks import CHECKS, LIST_CHECKS
 from support.command_line import run
 from support.logs import DAYS, ITEMS, ROWS, item_columns, random_log, spec, write_log
 from support.paths import ROOT

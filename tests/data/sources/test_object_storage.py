@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall import _disk
 from rankfall.data.sources import object_storage
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
+from rankfall.storage import disk as _disk
 from support.storage_servers import gcs_server, put_in_gcs
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rankfall.cascade import Stage
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.models import TwoTower
 from rankfall.models.build import build_model, describe_model, has_vectors, is_own
+from rankfall.serving.bundle_files import read_file
 from rankfall.serving.export import onnx_graphs as graphs
-from rankfall.serving.memory_files import read_file
 from rankfall.serving.onnx_stages import Graph
 
 if TYPE_CHECKING:

@@ -37,14 +37,19 @@ from rankfall.data.impressions.spec import Feature, Features, Sequence, validate
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.models import DIN
 from rankfall.serving import Bundle
-from rankfall.serving.export.encoding_rules import feature_rule, request_rules, request_vocabularies
+from rankfall.serving.bundle_files import read_file
 from rankfall.serving.export.export_run import export_run, recall_notes
 from rankfall.serving.export.item_table import ItemTable, load_items
-from rankfall.serving.export.logged_requests import check_features, sample_requests
-from rankfall.serving.export.parity_check import DifferenceError, check
+from rankfall.serving.export.measure_bundle import check_features, sample_requests
+from rankfall.serving.export.onnx_graphs import (
+    exact_search,
+    feature_rule,
+    request_rules,
+    request_vocabularies,
+    write_index,
+)
 from rankfall.serving.export.simulated_source import simulated_source
-from rankfall.serving.export.vector_index import exact_search, write_index
-from rankfall.serving.memory_files import read_file
+from rankfall.serving.export.write_bundle import DifferenceError, check
 from rankfall.serving.onnx_stages import Graph, Index
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.training.config.cascade_config import validate_cascade
@@ -57,7 +62,7 @@ from support.encoding_witness import compare_with_log
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.serving.export.encoding_rules import Rules
+    from rankfall.serving.export.onnx_graphs import Rules
 
 # --- graphs -------------------------------------------------------------------------------------------------------
 

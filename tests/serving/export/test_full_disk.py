@@ -15,8 +15,8 @@ pytest.importorskip("onnxscript", reason="needs the extra serve")
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
-from rankfall._disk import intercepted
-from rankfall.serving.export.vector_index import write_index
+from rankfall.serving.export.onnx_graphs import write_index
+from rankfall.storage.disk import intercepted
 from support.bundles import platform_run
 from support.command_line import run
 

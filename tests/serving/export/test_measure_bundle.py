@@ -17,8 +17,7 @@ pytest.importorskip("faiss", reason="needs the extra serve")
 
 from rankfall.data import ImpressionLoader
 from rankfall.serving import Bundle
-from rankfall.serving.export.logged_requests import Reactions, RequestSample
-from rankfall.serving.export.measure_bundle import RunFigure, measure_bundle, run_figure
+from rankfall.serving.export.measure_bundle import Reactions, RequestSample, RunFigure, measure_bundle, run_figure
 from rankfall.studies.evaluate import evaluate_run
 from support.bundles import DAYS, RANKING, RETRIEVAL, exported, made_once, platform_log, raw_request, trained
 from support.command_line import run

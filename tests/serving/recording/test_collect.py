@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall import _disk
 from rankfall.serving.recording import collect as collecting
-from rankfall.serving.recording.collect import CollectionCounts, collect
+from rankfall.serving.recording.collect import CollectionCounts, collect, open_source
 from rankfall.serving.recording.sinks import SinkError, open_sink
-from rankfall.serving.recording.sources.source import open_source
+from rankfall.storage import disk as _disk
 from support.nats_server import NatsServer
 from support.records import events, ids_in, samples
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from nats.js import JetStreamContext
 
-    from rankfall.serving.recording.messages import Message
+    from rankfall.serving.recording.record_segments import Message
     from support.kafka_mock import KafkaMock
 
 pytestmark = pytest.mark.service

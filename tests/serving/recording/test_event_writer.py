@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.serving.recording.clock import MAX_TIME, Clock
-from rankfall.serving.recording.event_writer import Event, EventWriter, QueueFullError
-from rankfall.serving.recording.sinks.file_sink import FileSink
+from rankfall.serving.recording.recorder import MAX_TIME, Clock, Event, EventWriter, QueueFullError
+from rankfall.serving.recording.sinks import FileSink
 from support.records import ids_in
 
 if TYPE_CHECKING:

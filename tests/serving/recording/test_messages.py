@@ -7,8 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from rankfall.serving.recording.messages import BadMessageError, Message, decode, encode
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA
+from rankfall.serving.recording.record_segments import EVENT_SCHEMA, BadMessageError, Message, decode, encode
 from support.records import events, hashes, samples
 
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from rankfall import _disk
-from rankfall.serving.recording.record_schemas import EVENT_SCHEMA, sample_schema
 from rankfall.serving.recording.record_segments import (
+    EVENT_SCHEMA,
     OPEN,
     DamagedSegmentError,
     SegmentWriter,
     first_open,
     recover,
+    sample_schema,
     segments,
 )
+from rankfall.storage import disk as _disk
 
 if TYPE_CHECKING:
     from pathlib import Path

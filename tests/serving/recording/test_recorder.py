@@ -15,13 +15,11 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the extra serve")
 pytest.importorskip("faiss", reason="needs the extra serve")
 
-from rankfall import _disk
 from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.record_segments import segments
-from rankfall.serving.recording.recorder import Recorder
-from rankfall.serving.recording.request_sampling import sample_requests, sampling_key
-from rankfall.serving.recording.sample_records import ServedRequest, sample_batches
-from rankfall.serving.recording.sinks.file_sink import FileSink
+from rankfall.serving.recording.recorder import Recorder, ServedRequest, sample_batches, sample_requests, sampling_key
+from rankfall.serving.recording.sinks import FileSink
+from rankfall.storage import disk as _disk
 from support.bundles import platform_bundle
 from support.records import ids_in
 from support.services import eventually, loaded, ranking_bundle, requests

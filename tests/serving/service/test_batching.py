@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from rankfall.serving.encoded_requests import EncodedRequests
-from rankfall.serving.rankings import Answers, Ranking
+from rankfall.serving.bundle import Answers, Ranking
+from rankfall.serving.request_encoder import EncodedRequests
 from rankfall.serving.service import settings
 from rankfall.serving.service.batching import Batcher, PendingCall
 

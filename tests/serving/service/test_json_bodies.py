@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.serving.service import json_bodies, limits
-from rankfall.serving.service.http_io import ApiError
-from rankfall.serving.service.json_bodies import parse_json
+from rankfall.serving.service import http_io as json_bodies
+from rankfall.serving.service import settings as limits
+from rankfall.serving.service.http_io import ApiError, parse_json
 
 MANY = 10**9  # names, which no body has
 Pairs = list[tuple[str, Any]]  # of an object, in which names may repeat

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.supervisors.multiprocess import Multiprocess
 
 from rankfall.commands.serve import serve
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol, UpgradeIgnoringParser
 from rankfall.serving.service.settings import Settings
 from support.bundles import platform_bundle

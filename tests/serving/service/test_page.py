@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rankfall.serving.rankings import Ranking
+    from rankfall.serving.bundle import Ranking
 
 pytestmark = [
     pytest.mark.browser,

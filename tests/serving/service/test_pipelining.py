@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from starlette.responses import Response
 
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol
 from support.bundles import platform_bundle
 from support.services import PATIENCE, Running, eventually, loaded, running

@@ -20,8 +20,10 @@ import pytest
 from starlette.responses import Response
 
 from rankfall.commands import serve as command
-from rankfall.serving.service import json_bodies, limits, rank_routes, run_service
-from rankfall.serving.service.log_lines import MOST_LINES, SECONDS, LimitedHandler, LineFormatter, logging_settings
+from rankfall.serving.service import http_io as json_bodies
+from rankfall.serving.service import rank_routes, run_service
+from rankfall.serving.service import settings as limits
+from rankfall.serving.service.settings import MOST_LINES, SECONDS, LimitedHandler, LineFormatter, logging_settings
 from support.bundles import platform_bundle
 from support.services import PATIENCE, Answer, Running, eventually, loaded, ranking_bundle, requests, running
 from support.wire import HEALTH, Wire, connections, post

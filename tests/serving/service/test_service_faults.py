@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._seal import about_file
 from rankfall.serving import Bundle, RequestError
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
+from rankfall.storage.manifests import about_file
 from support.bundles import platform_bundle
 from support.sealing import edit_manifest
 from support.services import (

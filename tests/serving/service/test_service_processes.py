@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from rankfall._files import checksum
 from rankfall.serving import bundle_files as files
 from rankfall.serving.service import bundle_slots as slots
 from rankfall.serving.service.app import Service
+from rankfall.serving.service.bundle_slots import SharedState, load_initial_bundles
 from rankfall.serving.service.settings import Settings
-from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
+from rankfall.storage.files import checksum
 from support.bundles import platform_bundle
 from support.command_line import run
 from support.forks import is_alive

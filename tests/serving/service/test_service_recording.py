@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall._disk import intercepted
 from rankfall.serving.recording.record_segments import recover, segments
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
+from rankfall.storage.disk import intercepted
 from support.bundles import platform_bundle
 from support.command_line import run
 from support.records import ids_in

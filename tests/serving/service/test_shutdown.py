@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.run_service import server_config
 from rankfall.serving.service.settings import Settings
 from support.bundles import platform_bundle

@@ -17,14 +17,14 @@ from rankfall.studies.diagnosis.attributes import (
     AGE,
     POPULARITY,
     LogAttributes,
+    RawValues,
     TruthItems,
     _ranges,
     _values,
 )
-from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.raw_values import RawValues
-from rankfall.studies.stage_scores import collect_scores
-from rankfall.training.scored_batch import ScoredBatch
+from rankfall.studies.diagnosis.segments import FunnelLists
+from rankfall.studies.evaluate import collect_scores
+from rankfall.training.learner import ScoredBatch
 from support.logs import DAYS, SPEC, random_log, spec
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from rankfall.reporting.diagnosis_table import terminal_diagnosis
 from rankfall.reporting.page import _environment
 from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
-from rankfall.studies.stage_scores import collect_scores
+from rankfall.studies.evaluate import collect_scores
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.scored_batch import ScoredBatch
+from rankfall.training.learner import ScoredBatch
 from support.cascades import content
 from support.command_line import run
 from support.logs import DAYS, ITEMS, SPEC, item_columns, random_log, spec

@@ -10,16 +10,22 @@ import torch
 from scipy import stats
 
 from rankfall.metrics import funnel
-from rankfall.studies.diagnosis.cut_distance import FACTORS, QUANTILES, cut_distance, oracle, quantiles
-from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.stage_agreement import agreement
-from rankfall.training.stage_figures import Resampler
+from rankfall.studies.diagnosis.segments import (
+    FACTORS,
+    QUANTILES,
+    FunnelLists,
+    agreement,
+    cut_distance,
+    oracle,
+    quantiles,
+)
+from rankfall.training.cascade_metrics import Resampler
 from support.stage_scores import pruned, random_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankfall.studies.stage_scores import StageScores
+    from rankfall.studies.evaluate import StageScores
 
 QUOTAS = [8, 5, 2]
 NOW = Resampler()

@@ -10,13 +10,12 @@ import torch
 from scipy import stats
 
 from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
-from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.segments import benjamini_hochberg, find_segments, score_test
-from rankfall.training.stage_figures import Resampler
+from rankfall.studies.diagnosis.segments import FunnelLists, benjamini_hochberg, find_segments, score_test
+from rankfall.training.cascade_metrics import Resampler
 from support.stage_scores import random_scores
 
 if TYPE_CHECKING:
-    from rankfall.studies.stage_scores import StageScores
+    from rankfall.studies.evaluate import StageScores
 
 QUOTAS = [12, 6]
 CATEGORIES = ["books", "games", "shoes", "toys", "wine"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankfall.studies.plan.costs import parse_budget, parse_costs, show_cost
-from rankfall.studies.plan.front import (
+from rankfall.studies.plan.plan_quotas import parse_budget, parse_costs, show_cost
+from rankfall.studies.plan.quota_search import (
     best_for_budget,
     cheapest_for_value,
     make_grid,

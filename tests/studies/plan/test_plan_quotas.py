@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from rankfall.studies.plan.costs import parse_costs
-from rankfall.studies.plan.plan_quotas import Costs, Target, plan_quotas, weight_of
+from rankfall.studies.plan.plan_quotas import Costs, Target, parse_costs, plan_quotas, weight_of
 from rankfall.studies.plan.plan_result import PLAN, PlanResult, StageCost
 from support.plan_scores import random_scores, survivors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.studies.stage_scores import StageScores
+    from rankfall.studies.evaluate import StageScores
 
 GRID = {"stage0": [2, 5, 9, 40], "stage1": [2, 4, 9], "stage2": [1, 3]}
 

@@ -21,15 +21,15 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.reporting.stream_page import stream_figure
 from rankfall.reporting.stream_table import markdown_tables, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
+from rankfall.studies.comparison_plan import validated
 from rankfall.studies.evaluate import evaluate_run
-from rankfall.studies.method_config import validated
 from rankfall.studies.results import DayResult, StreamResult
 from rankfall.studies.stream.stream_config import StreamConfig, make_runs
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge
 from rankfall.training.run_directory import EnvironmentFailure, Stopped
 from reporting.test_report import Page, check_pictures
 from support.command_line import run as command

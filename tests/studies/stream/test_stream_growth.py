@@ -13,8 +13,8 @@ from rankfall.api.day_bundles import DayBundles
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.serving import Bundle
-from rankfall.training.grow_tables import rows_of
 from rankfall.training.run_directory import Stopped
+from rankfall.training.start_weights import rows_of
 from support.growing_logs import FIRST_VIDEOS, NAMES, NEW_VIDEOS, append_day, growing_log
 from support.sealing import edit_manifest
 from support.streams import run_outcome, stream_content, streamed

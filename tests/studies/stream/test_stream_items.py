@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import rankfall.data.impressions.loader.item_first_seen as known
+import rankfall.data.impressions.loader.impression_loader as known
 from rankfall.data import ImpressionLog
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks

@@ -9,13 +9,12 @@ import pytest
 import yaml
 
 from rankfall import losses, registry
-from rankfall._yaml_config import ConfigError, dump
+from rankfall._config import ConfigError, dump
 from rankfall.models import ACTIVATIONS
 from rankfall.models.layers import INITS
-from rankfall.training.config.load_config import load_config
-from rankfall.training.config.overrides import apply_overrides, merge
+from rankfall.option_types import Activation, Init
+from rankfall.training.config.load_config import apply_overrides, load_config, merge
 from rankfall.training.config.ranker_config import LinearConfig, MLPConfig, validate
-from rankfall.training.config.sections import Activation, Init
 from support.command_line import run
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from rankfall import models
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
 from rankfall.data import ImpressionLog
 from rankfall.registry import names, options
-from rankfall.training.build_cascade import make_cascade, make_objective
+from rankfall.training.build import make_cascade, make_objective
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.methods import method_of

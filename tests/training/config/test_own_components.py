@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from rankfall._yaml_config import ConfigError, dump
+from rankfall._config import ConfigError, dump
 from rankfall.training.config.component_checks import without_imports
-from rankfall.training.config.load_config import load_config, validate_any
-from rankfall.training.config.overrides import with_absolute_path
+from rankfall.training.config.load_config import load_config, validate_any, with_absolute_path
 from support.command_line import run
 from support.own_components import here as here
 from support.own_components import write

@@ -21,7 +21,7 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.registry import names
 from rankfall.training.checkpoint import Checkpoints
-from rankfall.training.config.overrides import set_option
+from rankfall.training.config.load_config import set_option
 from rankfall.training.distributed.group import ONE_BY_ONE, Group, LostError, Processes
 from rankfall.training.run_directory import check_same_on_all_processes
 from support import own_parts, torchrun_program

@@ -16,12 +16,11 @@ import pytest
 from rankfall.training import train_cascade as cascade
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.load_config import validate_any
-from rankfall.training.config.overrides import merge
+from rankfall.training.config.load_config import merge, validate_any
 from rankfall.training.distributed import ray_backend
 from rankfall.training.distributed.ray_backend import train_by_ray
+from rankfall.training.methods import train
 from rankfall.training.run_directory import EnvironmentFailure, Stopped, is_marked_for_replacement
-from rankfall.training.train import train
 from support import failing_work, own_parts
 from support.cascades import content, liked_log
 from support.command_line import run
@@ -31,7 +30,7 @@ from support.ray_session import small_ray
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rankfall._ray import Ray
+    from rankfall._engine import Ray
     from rankfall.training.run_directory import Step
 
 if find_spec("ray") is None:

@@ -8,7 +8,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from rankfall._manifest import MANIFEST
+from rankfall.storage.manifests import MANIFEST
 from trials.attacks.target import exchange, post
 
 if TYPE_CHECKING:

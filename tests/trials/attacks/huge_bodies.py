@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from rankfall.serving.service.limits import BODY_BYTES
+from rankfall.serving.service.settings import BODY_BYTES
 from trials.attacks.target import CHUNK, exchange, post
 
 if TYPE_CHECKING:

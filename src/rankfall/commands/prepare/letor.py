@@ -152,7 +152,7 @@ def letor(
     given = _groups(sources, groups)
     used = threads or min(8, len(os.sched_getaffinity(0)))
     if check:
-        from rankfall.data.sources.letor.check_letor import check_letor
+        from rankfall.data.sources.letor.split_reader import check_letor
 
         with _reading(splits) as on_read:
             found = check_letor(splits, recipe, groups=given, threads=used, on_read=on_read)

@@ -114,8 +114,7 @@ def rows(
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import load_spec
-    from rankfall.data.sources.rows.append_rows import append_rows, check_tables
-    from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
+    from rankfall.data.sources.rows.prepare_rows import append_rows, check_rows, check_tables, prepare_rows
 
     _check_options(spec, append, reopen, {"--out": out, "--fit-days": fit_days, "--seed": seed, "--force": force})
     if spec is not None:

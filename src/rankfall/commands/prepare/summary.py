@@ -34,7 +34,7 @@ def _show_summary(log: ImpressionLog) -> None:
 
 def _warn(log: ImpressionLog) -> None:
     """Print warnings to standard error, one line each."""
-    from rankfall.data.impressions.log_warnings import log_warnings
+    from rankfall.data.impressions.compatibility import log_warnings
 
     about = log.manifest["about"]
     for message in log_warnings(about):
@@ -47,7 +47,7 @@ def _warn(log: ImpressionLog) -> None:
 def _stages(log: ImpressionLog) -> Table:
     from rich.table import Table
 
-    from rankfall.data.impressions.counts import stage_counts
+    from rankfall.data.impressions.requests import stage_counts
 
     counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
     title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
@@ -78,7 +78,7 @@ def _stages(log: ImpressionLog) -> Table:
 def _ids(counts: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    from rankfall.data.impressions.log_warnings import share
+    from rankfall.data.impressions.compatibility import share
 
     table = Table(title="ids of features", title_justify="left")
     table.add_column("feature")
@@ -93,7 +93,7 @@ def _ids(counts: dict[str, Any]) -> Table:
 def _numbers(counts: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    from rankfall.data.impressions.log_warnings import share
+    from rankfall.data.impressions.compatibility import share
 
     table = Table(title="numbers of features", title_justify="left")
     table.add_column("feature")

@@ -7,30 +7,37 @@ impressions from the same rows.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.impressions.column_hashing import hash_values
-from rankfall.data.impressions.counts import Counts
-from rankfall.data.impressions.encoding import BadValueError, count_missing
-from rankfall.data.impressions.items import from_arrow, item_numbers, to_arrow
-from rankfall.data.impressions.requests import DAY, HASH, TIME, group_rows
-from rankfall.data.impressions.sampler import (
+from rankfall.data.arrays import edges, spans
+from rankfall.data.impressions.encoding import count_missing, hash_values
+from rankfall.data.impressions.items import differ, from_arrow, impression_schema, item_numbers, to_arrow
+from rankfall.data.impressions.requests import (
+    DAY,
+    HASH,
+    TIME,
+    Counts,
     draw_negatives,
     full_stage_grades,
     full_stage_sample,
+    group_rows,
     order_keys,
+    row_name,
     sample_keys,
+    stage_depths,
 )
-from rankfall.data.impressions.schema import impression_schema
 from rankfall.data.impressions.spec import MISSING, UNSEEN, Dense, column_of, is_dense
-from rankfall.data.impressions.stage_depth import row_name, stage_depths
-from rankfall.data.indexing import edges
+from rankfall.encoding import BadValueError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.encoding import Encoding
@@ -396,3 +403,179 @@ class _Builder:
 
 def _lists(edges: Integers, values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), to_arrow(values, kind.value_type), type=kind)
+
+
+_LEAST_REPEATS = 100  # comparisons, below which nothing is said about a feature
+FARTHER = 0.25  # share of values that are farther from the previous one; 0.5 if the item says nothing about the value
+
+
+@dataclass(slots=True)
+class RepeatCounts:
+    """How well the previous value of an item predicts its next one on the same day, by item feature.
+
+    Two distances are compared for each repeated occurrence of an item: that to its previous value, and that to the
+    value of another item of the request. A feature of items is closer to its previous value, also if it changes as
+    running counters do. A feature that depends on the request is not.
+    """
+
+    closer: Counter[str] = field(default_factory=Counter)
+    farther: Counter[str] = field(default_factory=Counter)
+
+    def add(self, items: NDArray[Any], features: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Count the repeated items of requests of one day, in the order of time.
+
+        Args:
+            items: The items of the requests, one request after the other.
+            features: Names of item features, and their values for these items.
+        """
+        order = np.argsort(items, kind="stable")
+        again = np.flatnonzero(np.diff(items[order]) == 0)
+        before, after = order[again], order[again + 1]
+        beside = (after + 1) % max(1, len(items))
+        for name, values in features:
+            if differ(values[before], values[after]).any():
+                closer, farther = compare_repeats(values[before], values[after], values[beside])
+                self.closer[name] += closer
+                self.farther[name] += farther
+
+    def per_request(self) -> list[str]:
+        """Return the features that depend on the request."""
+        return sorted(
+            name
+            for name, count in self.farther.items()
+            if count + self.closer[name] >= _LEAST_REPEATS and count > FARTHER * (count + self.closer[name])
+        )
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RepeatCounts:
+        """Read the counts that a state stores."""
+        return cls(*(Counter(content.get(name, {})) for name in cls.__slots__))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that a state stores."""
+        return {name: dict(sorted(getattr(self, name).items())) for name in self.__slots__}
+
+
+def logged_values(impressions: pa.Table, column: str) -> NDArray[Any]:
+    """Return the values of the logged items of all lists, one list after the other, without random negatives."""
+    values, depths = (
+        from_arrow(pa.chunked_array([chunk.flatten() for chunk in impressions[name].chunks]))
+        for name in (column, "depth")
+    )
+    return values[depths >= 0]
+
+
+def compare_repeats(before: NDArray[Any], after: NDArray[Any], beside: NDArray[Any]) -> tuple[int, int]:
+    """Return how many values of items are closer to their previous one than to that of another item, and how many not.
+
+    Args:
+        before: Values of items.
+        after: The next values of the same items.
+        beside: Values of other items, in the same lists as `after`.
+    """
+    previous, other = _distance(after, before), _distance(after, beside)
+    return int((previous < other).sum()), int((previous > other).sum())
+
+
+def _distance(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """Return distances of numbers or vectors; ids are equal or not."""
+    if one.dtype.kind == "i":
+        return differ(one, other)
+    distance: NDArray[Any] = np.abs(one.astype(np.float64) - other)
+    return distance.sum(axis=1) if distance.ndim > 1 else distance
+
+
+class EventHistory:
+    """The last events of every user. Portions of a log go through :meth:`advance` in the order of time.
+
+    Args:
+        max_length: The largest number of events of a request.
+        columns: The columns of events that a sequence contains. Events also have `user`, `time` and `order` (whole
+            numbers), which orders events of the same time.
+        ties: Columns that order events of the same time and `order`. They are forgotten as soon as no other event can
+            have this time, because ids need much memory.
+        events: The events of earlier portions that are still needed, as :attr:`events` returned them.
+    """
+
+    def __init__(
+        self,
+        max_length: int,
+        columns: Sequence[str],
+        events: pl.DataFrame | None = None,
+        ties: Sequence[str] = (),
+    ) -> None:
+        self.max_length = max_length
+        self.columns = list(columns)
+        self._ties = list(ties)
+        self._keys = ["user", "time", "order", *ties]
+        self._events = events
+
+    @property
+    def events(self) -> pl.DataFrame | None:
+        """The events that later portions may need, in a form that does not depend on the portions; None before any."""
+        if self._events is None:
+            return None
+        known = self._events.sort(self._keys)
+        last = known["time"].max()  # no later request is before this time
+        return self._still_needed(known, last if isinstance(last, int) else 0).sort(self._keys)
+
+    def advance(self, users: pl.Series, times: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
+        """Return the last events strictly before each request of a portion.
+
+        Args:
+            users: The user of each request. Requests and events without a user have no history.
+            times: The time of each request.
+            events: The events of the portion. No later portion may have an earlier time than the latest of this one.
+
+        Returns:
+            One row per request; each of `columns` is a column of lists, oldest event first.
+        """
+        known = events.select(*self._keys, *self.columns).filter(pl.col("user").is_not_null())
+        if self._events is not None:
+            # a portion without any user may have a column of nulls
+            known = pl.concat([self._events, known], how="vertical_relaxed")
+        known = known.sort(self._keys)
+        starts, stops = _spans_before(known, users, times)
+        starts = np.maximum(starts, stops - self.max_length)
+        self._events = self._still_needed(known, int(times.to_numpy().max(initial=0)))
+        return _take_spans(known.select(self.columns), starts, stops)
+
+    def _still_needed(self, known: pl.DataFrame, last: int) -> pl.DataFrame:
+        """Return the events that requests from the time `last` on may need."""
+        earlier = known.filter(pl.col("time") < last).group_by("user", maintain_order=True).tail(self.max_length)
+        earlier = earlier.select(known.columns)
+        if self._ties:
+            forgotten = [pl.lit(None, known.schema[name]).alias(name) for name in self._ties]
+            numbers = pl.int_range(pl.len(), dtype=pl.Int64).alias("order")  # which keep the order of events
+            earlier = earlier.with_columns(numbers, *forgotten)
+        return pl.concat([earlier, known.filter(pl.col("time") >= last)])
+
+
+def _spans_before(
+    known: pl.DataFrame, users: pl.Series, times: pl.Series
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the events of each request's user begin, and where those before the request end.
+
+    The events are sorted by user and time.
+    """
+    both = pl.concat(
+        [known.select("user", "time"), pl.DataFrame({"user": users, "time": times.cast(known["time"].dtype)})],
+        how="vertical_relaxed",
+    )
+    # ranks combine user and time into one number that cannot overflow; a missing user is 0, below all events
+    codes = both["user"].rank("dense").cast(pl.Int64).fill_null(0).to_numpy()
+    moments = both["time"].rank("dense").cast(pl.Int64).to_numpy()
+    width = int(moments.max(initial=0)) + 1
+    keys = codes * width + moments
+    sorted_keys, request_keys = keys[: len(known)], keys[len(known) :]
+    starts = np.searchsorted(sorted_keys, codes[len(known) :] * width, side="left")
+    return starts, np.searchsorted(sorted_keys, request_keys, side="left")
+
+
+def _take_spans(values: pl.DataFrame, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> pl.DataFrame:
+    lengths = stops - starts
+    offsets = pa.array(edges(lengths))
+    taken = values[spans(starts, lengths)]
+    return pl.DataFrame(
+        {name: pl.from_arrow(pa.LargeListArray.from_arrays(offsets, taken[name].to_arrow())) for name in values.columns}
+    )

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.column_hashing import hashable
 from rankfall.data.impressions.spec import PARTS, Dense, Features, Spec, Time, features_of, is_dense, table_of
 from rankfall.encoding import (
     FIRST_KNOWN,
     MISSING,
+    BadValueError,
     Buckets,
     HashedIds,
+    Lookup,
     NumberedIds,
     Numbers,
     TimePart,
     VocabularyIds,
+    hash_array,
+    plain_values,
 )
-from rankfall.encoding import BadValueError as BadValueError
-from rankfall.encoding.lookup import Lookup, plain_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,7 +40,22 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import FeatureConfig, Group, Unit
     from rankfall.encoding import Rule
 
+    Hashes = NDArray[np.uint64]
     Floats = NDArray[np.float64]
+
+
+def hash_values(values: pl.Series, seed: int = 0) -> Hashes:
+    """Return the 64-bit hashes of integers or strings without nulls."""
+    return hash_array(hashable(values), seed)
+
+
+def hashable(values: pl.Series) -> NDArray[np.int64] | pa.Array:
+    """Return integers and booleans as a numpy array, strings as an Arrow array; refuse other types."""
+    if values.dtype.is_integer() or values.dtype == pl.Boolean:
+        return values.cast(pl.Int64).to_numpy()
+    if values.dtype == pl.String:
+        return values.to_arrow()
+    raise ValueError(f"{values.name or 'values'}: found {values.dtype}, expected whole numbers or strings")
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall.data.impressions.schema import UNTIL, item_schema
-from rankfall.data.impressions.spec import column_of
+from rankfall.data.impressions.spec import column_of, is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +22,130 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.encoding import Encoding
+    from rankfall.data.impressions.spec import Dense, FeatureConfig, Spec
+
+
+FORMAT = "rankfall impression log"
+VERSION = 1
+BLOCK = 4096  # impressions per record batch
+IMPRESSIONS = "impressions.arrow"  # the file of a day
+ITEMS = "items.arrow"  # the item table of a log
+VERSIONS = "item_versions.arrow"  # earlier rows of the item table
+UNTIL = "until"  # the column with the index of the last day whose requests see a version
+VOCABULARIES = "vocabularies"  # the directory of the vocabularies of a log, and their key in its manifest
+DAY_SEAL = "seal"  # key of the seal in the manifest of a day, whose key "sha256" is the checksum of its file
+
+_IDS = pa.int32()
+_NUMBERS = pa.float32()
+
+
+def impression_schema(spec: Spec, *, request: pa.DataType) -> pa.Schema:
+    """Return the columns of the impressions of a log.
+
+    Args:
+        spec: The description of the log.
+        request: The type of request ids, int64 or string.
+    """
+    columns = [("request", request), ("time", pa.timestamp("ms", "UTC"))]
+    for group, name, feature in spec.features:
+        if group != "item":
+            columns.append((f"{group}.{name}", _type_of(feature)))
+    for name, sequence in spec.sequences.items():
+        columns += [(f"sequence.{name}.{feature}", _list(_IDS)) for feature in sequence.features]
+    columns.append(("item", _list(_IDS)))
+    columns += [(f"item.{name}", _list(_type_of(feature))) for name, feature in spec.features.item.items()]
+    columns += [("depth", _list(pa.int8())), ("rank", _list(pa.int32())), ("relevance", _list(_NUMBERS))]
+    columns.append(("grade", _list(pa.int32())))
+    columns += [(f"feedback.{name}", _list(_NUMBERS)) for name in spec.feedback]
+    if spec.position is not None:
+        columns.append(("position", _list(pa.int32())))
+    if spec.inclusion is not None:
+        columns.append(("inclusion", _list(_NUMBERS)))
+    columns.append(("left_out", _list(_IDS)))
+    if spec.truth is not None:
+        columns.append(("truth", _list(_NUMBERS)))
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def item_schema(spec: Spec, *, ids: pa.DataType | None = None) -> pa.Schema:
+    """Return the columns of the item table.
+
+    Args:
+        spec: The description of the log.
+        ids: The type of item ids in the source, if they are not int32 and need a column ``id``.
+    """
+    columns = [("item", _IDS)] + ([("id", ids)] if ids is not None else [])
+    columns += [(f"item.{name}", _type_of(feature)) for name, feature in spec.features.item.items()]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def version_schema(spec: Spec) -> pa.Schema:
+    """Return the columns of earlier versions of items."""
+    return item_schema(spec).insert(0, pa.field(UNTIL, pa.int32(), nullable=False))
+
+
+def _type_of(feature: FeatureConfig) -> pa.DataType:
+    if not is_dense(feature):
+        return _IDS
+    size = _dense(feature).width
+    return _NUMBERS if size == 1 else pa.list_(pa.field("value", _NUMBERS, nullable=False), size)
+
+
+def _dense(feature: FeatureConfig) -> Dense:
+    return feature  # type: ignore[return-value]  # is_dense was checked
+
+
+def _list(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", kind, nullable=False))
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def check_schema(found: pa.Schema, spec: Spec, where: str) -> None:
+    """Check that impressions have exactly the columns of their log.
+
+    Args:
+        found: The schema of the impressions.
+        spec: The description of the log.
+        where: The prefix of the error message, usually the file.
+
+    Raises:
+        ValueError: If columns are missing, unexpected, of a wrong type or in another order.
+    """
+    request = found.field("request").type if "request" in found.names else None
+    expected = impression_schema(spec, request=request if request == pa.string() else pa.int64())
+    if found.equals(expected):
+        return
+    missing = [name for name in expected.names if name not in found.names]
+    unexpected = [name for name in found.names if name not in expected.names]
+    common = [name for name in expected.names if name in found.names]
+    wrong = [
+        f"{name} (found {found.field(name).type}, expected {expected.field(name).type})"
+        for name in common
+        if not found.field(name).equals(expected.field(name))
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("of a wrong type", wrong))
+    listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems if names)
+    raise ValueError(f"{where}: the columns do not match the spec of the log; {listed or 'their order differs'}")
+
+
+def check_no_nulls(block: pa.RecordBatch, where: str) -> None:
+    """Raise an error if a column has nulls, also inside of lists, which Arrow schemas do not check.
+
+    Args:
+        block: Impressions.
+        where: The prefix of the error message.
+    """
+    for name, values in zip(block.schema.names, block.columns, strict=True):
+        if _has_nulls(values):
+            raise ValueError(f"{where}: column {name!r} has nulls, which no column may have")
+
+
+def _has_nulls(values: pa.Array) -> bool:
+    nested = pa.types.is_list(values.type) or pa.types.is_fixed_size_list(values.type)
+    return values.null_count > 0 or (nested and _has_nulls(values.flatten()))
+
 
 FEATURE = "item."  # prefix of the columns of item features
 _DAYS = b"days"  # key of the names of days in the metadata of versions

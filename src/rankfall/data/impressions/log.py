@@ -1,6 +1,6 @@
-"""Open and read impression logs; :mod:`rankfall.data.impressions.schema` documents their files and columns.
+"""Open and read impression logs; :mod:`rankfall.data.impressions.items` documents their files and columns.
 
-Days may be appended to a log later (:mod:`rankfall.data.impressions.append`).
+Days may be appended to a log later (:mod:`rankfall.data.impressions.log`).
 """
 
 from __future__ import annotations
@@ -9,28 +9,56 @@ import hashlib
 import json
 import re
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from errno import EINVAL, ENOENT
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from rankfall import _manifest
-from rankfall._argument_types import checked
-from rankfall._files import open_regular
-from rankfall._json_reader import read_json_file
-from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format
-from rankfall._seal import SEAL, check_file, check_seal, compare_file, once, verifies
-from rankfall._suggestions import did_you_mean
-from rankfall.data.impressions.items import are_versions, items_on
-from rankfall.data.impressions.schema import DAY_SEAL, FORMAT, IMPRESSIONS, ITEMS, VERSION, VERSIONS, VOCABULARIES
+from rankfall._errors import checked, did_you_mean
+from rankfall.data.impressions.items import (
+    DAY_SEAL,
+    FORMAT,
+    IMPRESSIONS,
+    ITEMS,
+    VERSION,
+    VERSIONS,
+    VOCABULARIES,
+    are_versions,
+    check_schema,
+    items_on,
+)
+from rankfall.data.impressions.log_writer import LogWriter, write_items, write_vocabularies
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 from rankfall.encoding import FIRST_KNOWN
+from rankfall.storage import manifests as _manifest
+from rankfall.storage.disk import exchange, rename, sync
+from rankfall.storage.files import checksum, locked, open_regular, read_json_file, scratch_directory
+from rankfall.storage.manifests import (
+    MANIFEST,
+    SEAL,
+    check_counts,
+    check_file,
+    check_mappings,
+    check_names,
+    check_seal,
+    compare_file,
+    has_format,
+    once,
+    verifies,
+    write_manifest,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from rankfall.data.impressions.encoding import Encoding
+
 
 REOPENED = "reopened"  # key of the checksums of days that are being replaced
 GROWTH = "growth"  # key of the numbers of new values of vocabularies, by day and embedding table
@@ -388,3 +416,278 @@ def _check_structure(path: Path, table: pa.Table) -> None:
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names) if len(names) <= 8 else f"{names[0]} .. {names[-1]} ({len(names)} days)"
+
+
+SUCCESS = "_SUCCESS"
+_REQUIRED = {"impressions": int, "sha256": str, "first_time": int}  # keys of the manifest of a day
+
+
+class LogWatcher:
+    """Scans a log for complete days.
+
+    Args:
+        path: The directory of the log.
+        on_notice: Receives a message for each day that is refused, once per state of its files.
+
+    Attributes:
+        refused: The days that the last scan refused, with the reasons.
+    """
+
+    def __init__(self, path: Path, on_notice: Callable[[str], None]) -> None:
+        self.path, self.on_notice = path, on_notice
+        self.refused: dict[str, str] = {}
+        # by day, the state of its files
+        self._accepted: dict[str, object] = {}
+        self._failed: dict[str, tuple[object, str]] = {}  # with the reason
+        self._reported: dict[str, object] = {}  # with the reason
+
+    def scan(self, *, trusted: Container[str] = ()) -> ImpressionLog:
+        """Return the log with all complete days, in the order of time.
+
+        Each day is compared with its checksum, and again whenever its files change.
+
+        Args:
+            trusted: Days that are not checked again.
+        """
+        manifest, found = self._snapshot()
+        spec = validate_spec(manifest["spec"], where=str(self.path / MANIFEST))
+        self.refused = {}
+        finished = self._finished(found, manifest)
+        for name in manifest["days"]:
+            path = self.path / "days" / name
+            if path not in finished and name not in trusted:
+                self._refuse(path, f"{path} is listed as a day of the log but is missing or not finished")
+        days = []
+        for path in finished:
+            try:
+                day = self._open(path, manifest, sealed=SEAL in manifest)
+                if path.name not in trusted:
+                    self._check(day, spec)
+            except (ValueError, OSError) as error:  # a day may be removed meanwhile; the others are still valid
+                self._refuse(path, str(error).removeprefix("path: "))
+            else:
+                days.append(day)
+        days.sort(key=lambda day: day.manifest["first_time"])
+        features = Features.from_json(manifest["features"])
+        named, limits = {day.name: day for day in days}, limits_of(manifest, features)
+        return ImpressionLog(self.path, manifest, spec, features, named, verifies(), limits)
+
+    def _snapshot(self) -> tuple[dict[str, Any], list[Path]]:
+        """Return the manifest of the log and the directories of days, read while the manifest did not change."""
+        manifest = read_manifest(self.path)
+        while True:
+            before, found = manifest, self._stable_listing()
+            manifest = read_manifest(self.path)
+            if manifest == before:
+                return manifest, found
+
+    def _finished(self, found: list[Path], manifest: Mapping[str, Any]) -> list[Path]:
+        """Return the directories of days that are marked as finished."""
+        successful = [path for path in found if (path / SUCCESS).exists()]
+        if not successful and GROWING not in manifest:
+            return found
+        marked = [] if GROWING in manifest else successful
+        return [path for path in found if path in marked or path.name in manifest["days"]]
+
+    def _stable_listing(self) -> list[Path]:
+        """List the days with a manifest until two listings agree.
+
+        A listing made while two days arrive may have the second one only.
+        """
+        before, found = None, self._listing()
+        while found != before:
+            before, found = found, self._listing()
+        return found
+
+    def _listing(self) -> list[Path]:
+        return sorted(path.parent for path in self.path.glob(f"days/[!.]*/{MANIFEST}"))
+
+    def _open(self, path: Path, manifest: Mapping[str, Any], *, sealed: bool) -> Day:
+        day = open_day(path, path.name, verify=verifies(), sealed=sealed and path.name in manifest["days"])
+        if missing := [key for key, kind in _REQUIRED.items() if type(day.manifest.get(key)) is not kind]:
+            raise ValueError(f"{path / MANIFEST} has no valid {', '.join(missing)}")
+        if path.name in manifest["days"]:
+            check_listed(self.path, day, manifest)
+            if GROWING in manifest and day.manifest["sha256"] != manifest["days"][path.name]:
+                raise ValueError(f"{path} was replaced, but the vocabularies of the log are not complete")
+        if not len(day):
+            raise ValueError(f"{path} has no impressions")
+        return day
+
+    def _check(self, day: Day, spec: Spec) -> None:
+        """Check the checksum and the content of a day; its file is read again only after it changed."""
+        state = _state(day.path)
+        if self._accepted.get(day.name) == state:
+            return
+        before, reason = self._failed.get(day.name, (None, ""))
+        if before == state:
+            raise ValueError(reason)
+        try:
+            _check_content(day, spec)
+        except ValueError as error:
+            self._failed[day.name] = (state, str(error))
+            raise
+        self._accepted[day.name] = state
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        self.refused[path.name] = reason
+        report = (_state(path), reason)
+        if self._reported.get(path.name) != report:
+            self._reported[path.name] = report
+            self.on_notice(reason)
+
+
+def _check_content(day: Day, spec: Spec) -> None:
+    """Check the checksum, the columns and the number of impressions of a day."""
+    table = day.table()
+    check_schema(table.schema, spec, str(day.file))
+    if len(table) != len(day):
+        raise ValueError(f"{day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
+    if not pc.any(pc.greater(pc.list_value_length(table["item"]), 0)).as_py():
+        raise ValueError(f"{day.file} has no items")
+
+
+def _state(path: Path) -> object:
+    """Return the identity, size and modification time of a day's files, which change when it is written again."""
+    found = []
+    for name in (MANIFEST, IMPRESSIONS):
+        try:
+            status = (path / name).stat()
+        except OSError:
+            continue
+        found.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
+
+
+_NEW_DAYS = "new-days"  # name of the hidden directory in which days are written
+
+
+class LogAppender:
+    """Appends days to a log: :meth:`write` them as with a :class:`LogWriter`, then :meth:`finish`.
+
+    Args:
+        log: The log.
+        directory: A temporary directory inside the log.
+
+    Attributes:
+        reopened: The newest day, if it is written again and replaces the present one.
+    """
+
+    def __init__(self, log: ImpressionLog, directory: Path) -> None:
+        self.log = log
+        self.directory = directory
+        self.reopened: str | None = None
+        self._writer: LogWriter | None = None
+
+    def write(self, day: str, impressions: pa.Table) -> None:
+        """Append impressions to a new day.
+
+        Raises:
+            ValueError: If the log has the day already, or if the impressions have other columns than the log.
+        """
+        if day in self.log.days and day != self.reopened:
+            raise ValueError(f"day: {self.log.path} already has {day}")
+        check_schema(impressions.schema, self.log.spec, f"impressions of {day}")
+        if self._writer is None:
+            self._writer = LogWriter(self.directory, self.log.spec, self.log.features, impressions.schema)
+        self._writer.write(day, impressions)
+
+    def finish(
+        self,
+        items: pa.Table,
+        about: Mapping[str, Any],
+        encoding: Encoding | None = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+        versions: pa.Table | None = None,
+    ) -> None:
+        """Make the new days visible to readers.
+
+        Args:
+            items: The item table of all days.
+            about: The new provenance of the log.
+            encoding: The encoding of the last day, if vocabularies may have grown.
+            extra: Further entries of the manifest.
+            versions: The versions of items that changed.
+        """
+        if self._writer is None:
+            raise ValueError("there are no impressions to write")
+        days, path = self._writer.close(), self.log.path
+        vocabularies = {} if encoding is None else write_vocabularies(self.directory, encoding.arrays)
+        grown = {table: found for table, found in vocabularies.items() if found != checksum(self._vocabulary(table))}
+        written = write_items(path, items, versions, lambda entry: self._announce(entry, days, grown))
+        for table in grown:
+            _replace(self.directory / VOCABULARIES / f"{table}.arrow", self._vocabulary(table))
+        for name in days:
+            _publish(self.directory / "days" / name, path / "days" / name, replace=name == self.reopened)
+        # the seal is written anew, behind entries that the manifest did not have
+        manifest = {key: value for key, value in self.log.manifest.items() if key not in (REOPENED, GROWING, SEAL)}
+        manifest |= {**self._days(days), "items": written, "about": dict(about)}
+        if encoding is not None:
+            manifest |= {VOCABULARIES: vocabularies, "features": encoding.features.to_json()}
+        write_manifest(path / MANIFEST, manifest | dict(extra))
+
+    def _vocabulary(self, table: str) -> Path:
+        return self.log.path / VOCABULARIES / f"{table}.arrow"
+
+    def _announce(
+        self, items: Mapping[str, Any], days: Mapping[str, Mapping[str, Any]], grown: Mapping[str, str]
+    ) -> None:
+        """Name the checksums of what will be replaced in the manifest, so that readers accept both in the meantime."""
+        manifest = {key: value for key, value in self.log.manifest.items() if key != GROWING}
+        now = manifest["items"] | {"sha256": checksum(self.log.path / ITEMS), NEXT: items["sha256"]}
+        if "versions" in items:
+            file = self.log.path / VERSIONS
+            present = {"sha256": checksum(file)} if file.is_file() else {}
+            now["versions"] = {**now.get("versions", {}), **present, NEXT: items["versions"]["sha256"]}
+        reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
+        both = {table: [checksum(self._vocabulary(table)), found] for table, found in grown.items()}
+        growing = {GROWING: both} if both else {}
+        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
+
+    def _days(self, new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the entries of the manifest about days: their checksums in the order of time, and their size."""
+        kept = {name: day.manifest for name, day in self.log.days.items() if name != self.reopened}
+        days = {**kept, **new}
+        ordered = sorted(days, key=lambda name: days[name]["first_time"])
+        return {
+            "days": {name: days[name]["sha256"] for name in ordered},
+            "impressions": sum(day["impressions"] for day in days.values()),
+        }
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[LogAppender]:
+    """Lock a log for appending days. If the body fails, readers see none of the unfinished days.
+
+    Raises:
+        ValueError: If `path` is not a log, or if another process appends to it.
+    """
+    ImpressionLog.load(path)  # raises if this is not a log, before a lock file is created
+    with locked(path, busy=f"another process adds days to {path}"):
+        log = ImpressionLog.load(path)
+        with scratch_directory(_NEW_DAYS, path) as directory:
+            yield LogAppender(log, directory)
+
+
+def _replace(written: Path, path: Path) -> None:
+    """Replace a file by one that is on disk."""
+    sync(written)
+    rename(written, path)
+    sync(path.parent)
+
+
+def _publish(written: Path, path: Path, *, replace: bool) -> None:
+    """Move a day to its name. It exists already if a process died before the manifest of the log was written."""
+    if path.exists():
+        ours, theirs = (open_day(place, path.name).manifest["sha256"] for place in (written, path))
+        if ours == theirs:
+            return
+        if not replace:
+            raise ValueError(f"{path} exists with other content, and the manifest of {path.parent.parent} lacks it")
+    for file in (*written.iterdir(), written):
+        sync(file)
+    if not (path.exists() and exchange(written, path)):
+        if path.exists():
+            rename(path, written.with_name(f".{path.name}"))
+        rename(written, path)
+    sync(path.parent)

@@ -1,4 +1,4 @@
-"""Write an impression log day by day; :mod:`rankfall.data.impressions.schema` documents the files."""
+"""Write an impression log day by day; :mod:`rankfall.data.impressions.items` documents the files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankfall._disk import make_directory, open_new, sync
-from rankfall._files import checksum, new_content
-from rankfall._manifest import MANIFEST
-from rankfall._seal import write_manifest
-from rankfall.data.impressions.schema import (
+from rankfall.data.impressions.items import (
     BLOCK,
     DAY_SEAL,
     FORMAT,
@@ -25,6 +21,9 @@ from rankfall.data.impressions.schema import (
     VOCABULARIES,
     check_no_nulls,
 )
+from rankfall.storage.disk import make_directory, open_new, sync
+from rankfall.storage.files import checksum, new_content
+from rankfall.storage.manifests import MANIFEST, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,23 +6,26 @@ days without times by name, numbers by size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.column_hashing import hash_values
-from rankfall.data.impressions.encoding import to_times
+from rankfall.data.impressions.encoding import hash_values, to_times
+from rankfall.encoding import combine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
 
     Integers = NDArray[np.int64]
+    Hashes = NDArray[np.uint64]
 
 # columns beside those of the log, which cannot have such names
 TIME, DAY, DAY_NUMBER, HASH = "\1time", "\1day", "\1day_number", "\1hash"
@@ -141,3 +144,242 @@ def check_shared_values(rows: pl.DataFrame, groups: RequestGroups, columns: Iter
 def more_than_one(request: object, column: str) -> ValueError:
     """Return the error for a request whose rows disagree on a column."""
     return ValueError(f"request {request!r} has rows with more than one value of {column!r}")
+
+
+# Different streams of one seed; ordering items by their sampling keys would put the items of crowded stages first.
+_SAMPLE, _ORDER, _NEGATIVE = (np.uint64(use) for use in (1, 2, 3))
+
+
+def check_seed(seed: int) -> None:
+    """Raise an error for a seed that the hash functions do not accept."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: found {seed}, expected a whole number from 0 to 2^63 - 1")
+
+
+def sample_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
+    """Return random keys of items; those with the smallest keys of a stage are sampled."""
+    return combine(np.uint64(seed), _SAMPLE, requests, items)
+
+
+def order_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
+    """Return random keys that order the items of an impression without any information about them."""
+    return combine(np.uint64(seed), _ORDER, requests, items)
+
+
+def full_stage_sample(requests: Integers, depth: Integers, keys: Hashes, sizes: Sequence[int | None]) -> Integers:
+    """Return the rows of the sample, sorted by request, then by depth, then by key.
+
+    Args:
+        requests: The index of the request of each row.
+        depth: The depth of each row.
+        keys: The random key of each row. The rows with the smallest keys of each request and stage are kept.
+        sizes: The sample size of each stage; None keeps all rows.
+    """
+    order = np.lexsort((keys, depth, requests))
+    starts = _run_starts(requests[order], depth[order])
+    lengths = np.diff(np.append(starts, len(order)))
+    places = np.arange(len(order)) - np.repeat(starts, lengths)
+    limits = np.array([len(order) if size is None else size for size in sizes], np.int64)
+    kept: Integers = order[places < limits[depth[order]]]
+    return kept
+
+
+def full_stage_grades(
+    requests: Integers, depth: Integers, rank: Integers, relevance: NDArray[np.float32] | None = None
+) -> Integers:
+    """Return the grade of each item within its request, 0 for the worst: deeper is better, then the smaller rank.
+
+    Items of the same depth and rank have the same grade; those without a rank (-1) have the lowest of their depth.
+
+    Args:
+        requests: The index of the request of each row.
+        depth: The depth of each row.
+        rank: The rank of each row, -1 for none.
+        relevance: For logs without a funnel, the relevance of each row, which then counts before the rank.
+    """
+    badness = np.where(rank < 0, np.iinfo(np.int64).max, rank)
+    value = np.zeros(len(rank), np.float32) if relevance is None else relevance
+    order = np.lexsort((-badness, value, depth, requests))
+    first = np.zeros(len(order), np.bool_)
+    first[_run_starts(requests[order])] = True
+    step = np.zeros(len(order), np.int64)
+    step[_run_starts(requests[order], depth[order], value[order], badness[order])] = 1
+    total = np.cumsum(step)
+    base = np.maximum.accumulate(np.where(first, total, 0))
+    grades = np.empty(len(order), np.int64)
+    grades[order] = total - base
+    return grades
+
+
+def draw_negatives(
+    requests: Hashes, taken_request: Integers, taken_item: Integers, *, items: int, count: int, seed: int
+) -> tuple[Integers, Integers]:
+    """Draw `count` different items of a table for each request, excluding those that the request has.
+
+    Args:
+        requests: The hash of each request.
+        taken_request: The index of a request, for each pair of a request and an item to exclude.
+        taken_item: The row of the item in the table, for each of these pairs.
+        items: The number of rows of the table.
+        count: The number of items per request; requests get fewer if the table has not enough.
+        seed: The seed.
+
+    Returns:
+        Pairs as two arrays: indices of requests, and rows of the table.
+    """
+    taken = np.unique(taken_request * items + taken_item)
+    free = items - np.bincount(taken // items, minlength=len(requests))
+    wanted = np.minimum(free, count)
+    number = np.arange(len(requests))
+    chosen = np.empty(0, np.int64)
+    first, width = 0, count + 8
+    # Draws are numbered and the first valid ones are taken, so the number of draws per round does not matter.
+    while len(number):
+        draws = combine(
+            np.uint64(seed), _NEGATIVE, requests[number, None], np.arange(first, first + width, dtype=np.uint64)
+        )
+        pairs = (number[:, None] * items + (draws % np.uint64(items)).astype(np.int64)).ravel()
+        fresh = _first_of_each(pairs) & ~np.isin(pairs, taken) & ~np.isin(pairs, chosen)
+        pairs = np.concatenate([chosen, pairs[fresh]])
+        pairs = pairs[np.argsort(pairs // items, kind="stable")]
+        chosen = pairs[_place_in_run(pairs // items) < wanted[pairs // items]]
+        found = np.bincount(chosen // items, minlength=len(requests))
+        number = np.flatnonzero(found < wanted)
+        first, width = first + width, width * 2
+    return chosen // items, chosen % items
+
+
+def _run_starts(*keys: NDArray[Any]) -> Integers:
+    """Return where a new combination of keys begins in sorted rows."""
+    if len(keys[0]) == 0:
+        return np.empty(0, np.int64)
+    new = np.zeros(len(keys[0]), np.bool_)
+    new[0] = True
+    for key in keys:
+        new[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(new)
+
+
+def _place_in_run(sorted_keys: Integers) -> Integers:
+    starts = _run_starts(sorted_keys)
+    return np.arange(len(sorted_keys)) - np.repeat(starts, np.diff(np.append(starts, len(sorted_keys))))
+
+
+def _first_of_each(values: Integers) -> NDArray[np.bool_]:
+    first = np.zeros(len(values), np.bool_)
+    first[np.unique(values, return_index=True)[1]] = True
+    return first
+
+
+def stage_depths(rows: pl.DataFrame, spec: Spec) -> Integers:
+    """Return the index of the deepest stage of each row.
+
+    Raises:
+        ValueError: If a row names an unknown stage or has none of the stage flags.
+    """
+    if spec.stage is not None:
+        return _depths_from_column(rows, spec)
+    flags = [stage.flag for stage in spec.stages]
+    if flags == [None]:
+        return np.zeros(len(rows), np.int64)
+    depth = np.full(len(rows), -1, np.int64)
+    for index, flag in enumerate(flags):
+        assert flag is not None  # validated by the spec
+        depth[above_zero(rows[flag]).to_numpy()] = index
+    if (bad := np.flatnonzero(depth < 0)).size:
+        raise ValueError(
+            f"none of the columns {', '.join(map(str, flags))} is above 0, expected the stage that the item reached "
+            f"({row_name(rows, spec, int(bad[0]))})"
+        )
+    return depth
+
+
+def above_zero(values: pl.Series) -> pl.Series:
+    """Return which numbers are above 0. Null and NaN are not, although polars orders NaN above all numbers."""
+    return values.cast(pl.Float64).fill_null(0).fill_nan(0) > 0
+
+
+def _depths_from_column(rows: pl.DataFrame, spec: Spec) -> Integers:
+    assert spec.stage is not None
+    names, raw = spec.stage_names, rows[spec.stage]
+    if raw.dtype == pl.String:
+        depth = raw.replace_strict(names, list(range(len(names))), default=-1, return_dtype=pl.Int64).to_numpy()
+    elif raw.dtype.is_integer():
+        depth = raw.cast(pl.Int64).fill_null(-1).to_numpy()
+    else:
+        raise ValueError(f"column {spec.stage!r}: found {raw.dtype}, expected names or indices of stages")
+    if (bad := np.flatnonzero((depth < 0) | (depth >= len(names)))).size:
+        position = int(bad[0])
+        allowed = ", ".join(names) if raw.dtype == pl.String else f"0 to {len(names) - 1} ({', '.join(names)})"
+        raise ValueError(
+            f"column {spec.stage!r}: found the unknown stage {raw[position]!r}, expected one of {allowed} "
+            f"({row_name(rows, spec, position)})"
+        )
+    return depth
+
+
+def row_name(rows: pl.DataFrame, spec: Spec, position: int) -> str:
+    """Return the request and the item of a row, for error messages."""
+    return f"request {rows[spec.request][position]!r}, item {rows[spec.item][position]!r}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of one part of a log; those of several parts add up."""
+
+    rows: int = 0
+    requests: int = 0
+    without_relevant: int = 0  # requests without a relevant item
+    logged: Counter[str] = field(default_factory=Counter)  # rows per stage
+    kept: Counter[str] = field(default_factory=Counter)  # sampled rows per stage
+    short: Counter[str] = field(default_factory=Counter)  # requests with fewer items than the sample size of a stage
+    negatives: int = 0
+    values: Counter[str] = field(default_factory=Counter)  # ids per feature
+    missing: Counter[str] = field(default_factory=Counter)  # ids of missing values per feature
+    unseen: Counter[str] = field(default_factory=Counter)  # ids of values that were not fitted, per feature
+    numbers: Counter[str] = field(default_factory=Counter)  # numbers or vectors per feature
+    missing_numbers: Counter[str] = field(default_factory=Counter)  # those with a missing number
+
+    def __add__(self, other: Counts) -> Counts:
+        """The counts of both parts together."""
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Counts:
+        """Read the counts stored in a manifest."""
+        counts: dict[str, Any] = {}
+        for name, value in content.items():
+            counts[name] = Counter(value) if isinstance(value, dict) else value
+        return cls(**counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that is stored in a manifest, in an order that does not depend on the parts."""
+        return {
+            name: dict(sorted(value.items())) if isinstance(value := getattr(self, name), Counter) else value
+            for name in self.__slots__
+        }
+
+
+def stage_counts(log: ImpressionLog) -> pl.DataFrame:
+    """Return what the sampler kept of each stage of a log.
+
+    Returns:
+        One row per stage: its name, its sample size, the rows that were `logged`, `kept` and `dropped`, the first two
+        also per request, and as `short` the number of requests with fewer items than the sample size.
+    """
+    counts = log.manifest["about"]["counts"]
+    names = log.spec.stage_names
+    frame = pl.DataFrame(
+        {
+            "stage": names,
+            "sample": [stage.sample for stage in log.spec.stages],
+            **{what: [counts[what].get(name, 0) for name in names] for what in ("logged", "kept", "short")},
+        },
+        schema={"stage": pl.String, "sample": pl.Int64, "logged": pl.Int64, "kept": pl.Int64, "short": pl.Int64},
+    )
+    requests = max(counts["requests"], 1)
+    return frame.with_columns(
+        dropped=pl.col("logged") - pl.col("kept"),
+        logged_per_request=pl.col("logged") / requests,
+        kept_per_request=pl.col("kept") / requests,
+    )

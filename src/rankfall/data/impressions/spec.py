@@ -44,8 +44,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import KIND, MAX_COUNT, ConfigError, Section, explain, read_yaml, shown
+from rankfall._config import KIND, MAX_COUNT, ConfigError, Section, explain, read_yaml, shown
+from rankfall._errors import did_you_mean
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN

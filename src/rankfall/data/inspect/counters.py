@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from rankfall.data.impressions.column_hashing import hash_values
+from rankfall.data.arrays import Moments
+from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.impressions.spec import FIRST_KNOWN, MISSING, UNSEEN, Categorical
-from rankfall.data.inspect.impression_blocks import flat
-from rankfall.data.inspect.inspection import (
-    Bin,
-    IdFigures,
-    ItemFigures,
-    Lengths,
-    NumberFigures,
-    ValueCounts,
-)
-from rankfall.data.moments import Moments
+from rankfall.data.inspect.inspection import Bin, IdFigures, ItemFigures, Lengths, NumberFigures, ValueCounts, flat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +19,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import Day, ImpressionLog
     from rankfall.data.impressions.spec import Feature, Spec
-    from rankfall.data.inspect.impression_blocks import ImpressionBlock
+    from rankfall.data.inspect.inspection import ImpressionBlock
 
 BINS = 20  # per histogram
 VALUES_HELD = 1000  # different values that are counted individually

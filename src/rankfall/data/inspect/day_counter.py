@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Sequence
-    from rankfall.data.inspect.impression_blocks import ImpressionBlock
+    from rankfall.data.inspect.inspection import ImpressionBlock
 
 NEGATIVES = -1  # the depth of random negatives
 

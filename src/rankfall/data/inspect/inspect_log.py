@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from rankfall.data.inspect.checks import find_warnings
 from rankfall.data.inspect.counters import IdCounter, NumberCounter, repeated_requests
 from rankfall.data.inspect.day_counter import DayCounter, LogCounter
-from rankfall.data.inspect.impression_blocks import read_blocks
-from rankfall.data.inspect.inspection import Inspection, StageFigures, ValueCounts
+from rankfall.data.inspect.inspection import Inspection, StageFigures, ValueCounts, read_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

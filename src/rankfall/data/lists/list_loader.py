@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankfall.data.indexing import rank_share, spans
+from rankfall.data.arrays import rank_share, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -26,18 +26,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall._argument_types import checked
-from rankfall._files import open_regular
-from rankfall._manifest import MANIFEST, check_counts, check_mappings, check_names, has_format, read_manifest
-from rankfall._seal import check_file, check_seal, compare_file, once, verifies
-from rankfall.data.moments import Moments
+from rankfall._errors import checked
+from rankfall.data.arrays import Moments
+from rankfall.storage.files import open_regular
+from rankfall.storage.manifests import (
+    MANIFEST,
+    check_counts,
+    check_file,
+    check_mappings,
+    check_names,
+    check_seal,
+    compare_file,
+    has_format,
+    once,
+    read_manifest,
+    verifies,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from rankfall.data.moments import Scaling
+    from rankfall.data.arrays import Scaling
+
 
 FORMAT = "rankfall ranking data"
 VERSION = 1

@@ -21,9 +21,8 @@ from urllib.request import url2pathname
 
 import pyarrow as pa
 
-from rankfall._disk import make_directory, open_new
-from rankfall._failures import shortened
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean, shortened
+from rankfall.storage.disk import make_directory, open_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

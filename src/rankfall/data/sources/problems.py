@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rankfall._results import Result, Tables
+from rankfall._config import Result
+from rankfall._tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -18,7 +18,7 @@ from rankfall.reproductions.protocols import (
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet, few_seeds_note
-from rankfall.studies.comparison_summary import LEAST_SEEDS
+from rankfall.studies.compare import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import torch
 
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.training.build_components import make_loss
+from rankfall.training.build import make_loss
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:

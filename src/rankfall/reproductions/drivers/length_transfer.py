@@ -18,7 +18,7 @@ from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet, few_seeds_note
 from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
-from rankfall.training.scoring import score
+from rankfall.training.measured_lists import score
 from rankfall.training.train_ranker import load_lists, load_run
 
 if TYPE_CHECKING:

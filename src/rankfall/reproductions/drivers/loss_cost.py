@@ -18,8 +18,8 @@ from rankfall.models import FeatureScaling
 from rankfall.reporting.figures import Dots
 from rankfall.reproductions.protocols import LIST_RATE
 from rankfall.reproductions.task import Report, Sheet
-from rankfall.training.build_components import classifies, make_loss, make_optimizer
-from rankfall.training.build_ranker import make_ranker
+from rankfall.training.build import classifies, make_loss, make_optimizer
+from rankfall.training.checks import make_ranker
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.train_ranker import load_data, load_lists
 

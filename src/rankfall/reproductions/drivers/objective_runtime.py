@@ -17,12 +17,12 @@ from rankfall.reporting.figures import Dots
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections
 from rankfall.reproductions.task import Report, Sheet
 from rankfall.studies.comparison_plan import make_plan
-from rankfall.training.build_cascade import with_depths
+from rankfall.training.build import with_depths
 from rankfall.training.cascade_loaders import load_log
 from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.device import seeded
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.learner import Position
-from rankfall.training.seeding import seeded
 from rankfall.training.train_cascade import LogLearner
 
 if TYPE_CHECKING:

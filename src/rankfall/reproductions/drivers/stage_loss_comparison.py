@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rankfall.data.impressions.loader.label_schemes import rank_grades
+from rankfall.data.impressions.loader.negatives import rank_grades
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import parse
 from rankfall.reproductions.protocols import cascade_deviations, compare_cascades
 from rankfall.reproductions.published_table import TableResult, format_value, join_reports, table_report
 from rankfall.reproductions.task import Sheet
-from rankfall.studies.comparison_summary import Outcome, summarise
+from rankfall.studies.compare import Outcome, summarise
 from rankfall.training.cascade_loaders import make_loader
-from rankfall.training.config.cascade_metric_names import higher_is_better
+from rankfall.training.config.component_checks import higher_is_better
 from rankfall.training.train_cascade import load_run
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from rankfall.reproductions.protocols import deviations, list_config
 from rankfall.reproductions.published_sweep import pick_points
 from rankfall.reproductions.published_table import format_value
 from rankfall.reproductions.task import Report, Sheet
+from rankfall.training.build import Temperature, scheduled
 from rankfall.training.config.ranker_config import validate
-from rankfall.training.scoring import score
-from rankfall.training.temperatures import Temperature, scheduled
+from rankfall.training.measured_lists import score
 from rankfall.training.train_ranker import load_lists, train
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.paper_schema import Number, Options, TrainingCurves
     from rankfall.reproductions.task import Task
-    from rankfall.training.build_ranker import Ranker
+    from rankfall.training.checks import Ranker
     from rankfall.training.config.ranker_config import RankerConfig
 
     Tau = Number | Options  # a temperature, or its schedule

@@ -18,13 +18,7 @@ a metric or the options of lists is a variable, replaced by each value of a swee
 Nothing here imports torch, so that ``rankfall reproduce --list`` responds at once.
 """
 
-from rankfall.reproductions.paper_schema.methods import (
-    CascadeProtocol,
-    ListProtocol,
-    Method,
-    Options,
-    StageProtocol,
-)
+from rankfall.reproductions.paper_schema.methods import CascadeProtocol, ListProtocol, Method, Options, StageProtocol
 from rankfall.reproductions.paper_schema.on_impressions import (
     LogStatistics,
     ObjectiveComparison,

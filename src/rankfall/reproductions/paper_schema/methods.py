@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rankfall._yaml_config import Section
+from rankfall._config import Section
 from rankfall.reproductions.paper_schema.printed import Number, Positive
 from rankfall.reproductions.paper_schema.variables import variables_in
 

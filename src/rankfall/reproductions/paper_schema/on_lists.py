@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rankfall._yaml_config import Section
+from rankfall._config import Section
 from rankfall.reproductions.paper_schema.methods import ListProtocol, Method, Options, check_names, check_variables
 from rankfall.reproductions.paper_schema.printed import Number, Positive, PublishedSweep, PublishedTable
 from rankfall.reproductions.paper_schema.reproduction import Reproduction, TableOfMethods

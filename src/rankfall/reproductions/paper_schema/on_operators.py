@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rankfall._yaml_config import Section
+from rankfall._config import Section
 from rankfall.reproductions.paper_schema.methods import Options
 from rankfall.reproductions.paper_schema.printed import Number, Positive, PublishedSweep
 from rankfall.reproductions.paper_schema.reproduction import Kind, Reproduction

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from rankfall._yaml_config import Section
+from rankfall._config import Section
 from rankfall.reproductions.paper_schema import on_impressions, on_lists, on_operators
 from rankfall.reproductions.paper_schema.methods import Options
 from rankfall.reproductions.paper_schema.reproduction import PublishedOnly, Reproduction

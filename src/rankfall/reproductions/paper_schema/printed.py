@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rankfall._yaml_config import Section
+from rankfall._config import Section
 from rankfall.reproductions.paper_schema.variables import fill
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rankfall._yaml_config import ConfigError, Section, explain
+from rankfall._config import ConfigError, Section, explain
 from rankfall.reproductions.paper_schema.methods import Method, check_names
 from rankfall.reproductions.paper_schema.printed import PublishedTable
 

@@ -6,24 +6,32 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rankfall._files import checksum
-from rankfall._suggestions import did_you_mean
-from rankfall._trust import stored_code
+from rankfall._errors import did_you_mean
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
-from rankfall.serving.export.encoding_rules import request_rules, request_vocabularies
 from rankfall.serving.export.item_table import load_items
-from rankfall.serving.export.logged_requests import check_features, sample_requests
-from rankfall.serving.export.measure_bundle import run_figure
-from rankfall.serving.export.onnx_graphs import described, has_index, inputs_of
+from rankfall.serving.export.measure_bundle import check_features, run_figure, sample_requests
+from rankfall.serving.export.onnx_graphs import described, has_index, inputs_of, request_rules, request_vocabularies
 from rankfall.serving.export.write_bundle import QUERIES, BundleSource, portable_name, write_bundle
-from rankfall.training.cascade_metrics import JOINT
+from rankfall.storage.files import checksum
+from rankfall.storage.trust import stored_code
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.own_parts import own_code, sources_of, stored_sources
-from rankfall.training.run_directory import CHECKPOINTS, CONFIG, LOG, RESULT, is_finished, read_config_as, read_json
-from rankfall.training.run_manifest import verify_run
+from rankfall.training.config.component_checks import JOINT
+from rankfall.training.run_directory import (
+    CHECKPOINTS,
+    CONFIG,
+    LOG,
+    RESULT,
+    is_finished,
+    own_code,
+    read_config_as,
+    read_json,
+    sources_of,
+    stored_sources,
+    verify_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rankfall.cascade import Stage
-    from rankfall.serving.export.logged_requests import RequestSample
-    from rankfall.serving.export.measure_bundle import RunFigure
+    from rankfall.serving.export.measure_bundle import RequestSample, RunFigure
     from rankfall.serving.export.write_bundle import OnStep
 
 
@@ -99,7 +106,7 @@ def export_run(
         display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
             default a few categorical features.
         force: Replace a bundle at `out`.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
         on_step: Receives the current step, the number of its finished units and their total.
 
     Raises:

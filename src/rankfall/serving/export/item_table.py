@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rankfall._suggestions import did_you_mean
+from rankfall._errors import did_you_mean
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
-from rankfall.data.impressions.spec import Categorical, column_of
-from rankfall.encoding import FIRST_KNOWN, UNSEEN, BadValueError
-from rankfall.encoding.lookup import NOWHERE, Lookup, plain_values
+from rankfall.data.impressions.spec import Categorical, Dense, column_of
+from rankfall.encoding import (
+    FIRST_KNOWN,
+    MISSING,
+    NOWHERE,
+    UNSEEN,
+    BadValueError,
+    Lookup,
+    NumberedIds,
+    Numbers,
+    VocabularyIds,
+    plain_values,
+)
 from rankfall.serving.bundle_files import DISPLAY, numbers
-from rankfall.serving.export.display_columns import display_columns
+from rankfall.serving.request_encoder import MASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +38,117 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.spec import Feature, Features
+    from rankfall.encoding import Rule
+    from rankfall.serving.export.measure_bundle import Reactions, RequestSample
+    from rankfall.serving.export.onnx_graphs import Rules
+
+
+BY_DEFAULT = 3  # features that are shown if no attribute was chosen
+
+
+def display_columns(
+    source: pa.Table, log: ImpressionLog, names: Sequence[str] | None, where: Path
+) -> dict[str, pa.Array]:
+    """Return attributes of items, as text or numbers with nulls for missing values.
+
+    Args:
+        source: The items, with raw columns or with the columns ``item.NAME`` of a log.
+        log: The log of the training run.
+        names: Columns of the source, or features of items; None for the first categorical features that can be decoded.
+        where: The name of the source in messages.
+
+    Raises:
+        ValueError: There is no such attribute, or its values cannot be shown. The message lists all such attributes.
+    """
+    if names is None:
+        names = _default_names(source, log)
+    encoding = Encoding.of_log(log)
+    columns: dict[str, pa.Array] = {}
+    problems: list[str] = []
+    for name in names:
+        try:
+            columns[name] = _column(source, log, encoding, name)
+        except ValueError as error:
+            problems.append(f"display: {where}: {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return columns
+
+
+def _default_names(source: pa.Table, log: ImpressionLog) -> list[str]:
+    """Return the first categorical features whose values are known, without the id of the item."""
+    found = []
+    for name, config in log.spec.features.item.items():
+        column = column_of(log.spec, name, config)
+        is_decodable = isinstance(config, Categorical) and config.hash_bucket_size is None
+        is_present = f"item.{name}" in source.column_names or column in source.column_names
+        if is_decodable and is_present and column != log.spec.item:
+            found.append(name)
+    return found[:BY_DEFAULT]
+
+
+def _column(source: pa.Table, log: ImpressionLog, encoding: Encoding, name: str) -> pa.Array:
+    features = log.spec.features.item
+    if name in source.column_names and not name.startswith("item.") and name not in ("item", "id"):
+        return _shown(source[name].combine_chunks(), name)
+    feature = name.removeprefix("item.")
+    if feature not in features:
+        known = [*(one for one in source.column_names if "." not in one and one not in ("item", "id")), *features]
+        known = list(dict.fromkeys(known))
+        raise ValueError(f"found {name!r}{did_you_mean(name, known)}; allowed are {', '.join(known) or 'none'}")
+    raw = column_of(log.spec, feature, features[feature])
+    if raw in source.column_names:
+        return _shown(source[raw].combine_chunks(), name)
+    if f"item.{feature}" not in source.column_names:
+        raise ValueError(f"found {name!r}, but there is neither a column {raw!r} nor a column 'item.{feature}'")
+    if not isinstance(features[feature], Categorical | Dense):
+        raise ValueError(f"{name} is a part of a time, whose value is not known")
+    return _decoded(source[f"item.{feature}"].combine_chunks(), encoding.rule("item", feature), name)
+
+
+def _shown(values: pa.Array, name: str) -> pa.Array:
+    """Return raw values as text or numbers."""
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        values, kind = values.dictionary_decode(), kind.value_type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
+        return values.cast(pa.large_string())
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        numbers = values.cast(pa.float64())
+        return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64()))  # JSON has finite numbers only
+    raise ValueError(f"column {name!r}: found {kind}, expected text or numbers")
+
+
+def _decoded(values: pa.Array, rule: Rule, name: str) -> pa.Array:
+    """Return the values that were encoded as ids or numbers, null for missing and unseen ones."""
+    if isinstance(rule, Numbers):
+        if rule.size > 1:
+            raise ValueError(f"{name} is a vector of {rule.size} numbers, expected single numbers or text")
+        if not rule.indicator:
+            return pa.array(_raw_numbers(rule, np.asarray(values, np.float64)))
+        numbers, indicators = np.asarray(values.flatten(), np.float64).reshape(-1, 2).T
+        return pa.array(_raw_numbers(rule, numbers), mask=indicators > 0)
+    if not isinstance(rule, NumberedIds | VocabularyIds):
+        raise ValueError(
+            f"{name} is hashed or in buckets, so that its values are not known; give a file with raw columns"
+        )
+    ids = np.asarray(values, np.int64)
+    missing = ids < FIRST_KNOWN
+    places = np.where(missing, 0, ids - FIRST_KNOWN)
+    if isinstance(rule, NumberedIds):
+        return pa.array(places, mask=missing)
+    return rule.known.values.take(pa.array(places, mask=missing | (places >= len(rule.known.values))))
+
+
+def _raw_numbers(rule: Numbers, values: NDArray[np.float64]) -> NDArray[Any]:
+    if rule.mean is not None and rule.deviation is not None:
+        values = values * rule.deviation + rule.mean
+    if rule.log1p:
+        values = np.copysign(np.expm1(np.abs(values)), values)
+    return values
+
 
 _CHANGED = 0.5  # share of items with a different id above which a file was prepared differently
 FILE_SUFFIXES = (".arrow", ".feather", ".ipc", ".parquet")
@@ -219,3 +342,91 @@ def _array(values: NDArray[Any]) -> pa.Array:
     if values.ndim == 1:
         return pa.array(values)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def raw_requests(
+    sample: RequestSample, rules: Rules, vocabularies: Mapping[str, pa.Array], count: int
+) -> list[dict[str, Any]]:
+    """Return the first `count` requests; an id whose value cannot be recovered is given as ``{"id": 7}``."""
+    return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.requests)))]
+
+
+def known_reactions(reactions: Reactions | None, count: int) -> list[dict[str, Any]]:
+    """Return what the log knows about the items of the first `count` requests.
+
+    Returns:
+        ``relevant``, the ids of the ground truth, and ``feedback``, by name the pairs of id and value that are
+        not 0; empty dictionaries if the log knows nothing.
+    """
+    if reactions is None:
+        return [{} for _ in range(count)]
+    first, last = np.searchsorted(reactions.request, [0, count])
+    ids, request = reactions.ids.slice(first, last - first).to_pylist(), reactions.request[first:last]
+    known: list[dict[str, Any]] = [{"relevant": [], "feedback": {}} for _ in range(count)]
+    for at, one in enumerate(ids):
+        of_request = known[request[at]]
+        if reactions.share[first + at] > 0:
+            of_request["relevant"].append(one)
+        for name, values in reactions.feedback.items():
+            if value := float(values[first + at]):
+                of_request["feedback"].setdefault(name, []).append([one, value])
+    return known
+
+
+def _request(sample: RequestSample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
+    arrays = sample.requests.arrays
+    request: dict[str, Any] = {}
+    if rules["time"] is not None:
+        moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
+        request["time"] = moment.isoformat(timespec="milliseconds")
+    for group in ("user", "context"):
+        values = {
+            name: raw_value(rule, arrays[f"{group}.{name}"][place], vocabularies)
+            for name, rule in rules[group].items()
+            if not rule.get("of_request")  # follows from the time
+        }
+        if values:
+            request[group] = values
+    for name, rule in rules["sequences"].items():
+        length = int(arrays[f"sequence.{name}.{MASK}"][place].sum())
+        request.setdefault("sequences", {})[name] = [
+            {
+                feature: raw_value(of, arrays[f"sequence.{name}.{feature}"][place, event], vocabularies)
+                for feature, of in rule["features"].items()
+            }
+            for event in range(length)
+        ]
+    return request
+
+
+def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:
+    """Return a value that is encoded as an id or number."""
+    if rule["kind"] == "dense" and rule["edges"] is None:
+        numbers = np.asarray(value, np.float64)
+        return _raw_or_missing(rule, numbers) if rule.get("indicator") else _raw_number(rule, numbers)
+    number = int(value)
+    if number == MISSING:
+        return {"id": MISSING} if rule["kind"] == "dense" and not rule.get("indicator") else None
+    if number >= FIRST_KNOWN and rule["kind"] == "categorical":
+        if rule["ids"] == "numbers":
+            return number - FIRST_KNOWN
+        if rule["ids"] == "vocabulary":
+            return vocabularies[rule["vocabulary"]][number - FIRST_KNOWN].as_py()
+    return {"id": number}
+
+
+def _raw_or_missing(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
+    """Return numbers without their indicators, None for missing ones."""
+    numbers, missing = np.split(value, 2)
+    raw = _raw_number(rule, numbers)
+    values = [None if is_missing else number for number, is_missing in zip(raw, missing > 0, strict=True)]
+    return values[0] if rule["size"] == 1 else values
+
+
+def _raw_number(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
+    if rule["mean"] is not None:
+        scaled = value * np.array(rule["deviation"]) + np.array(rule["mean"])
+        value = scaled if value.ndim else scaled[0]
+    if rule["log1p"]:
+        value = np.copysign(np.expm1(np.abs(value)), value)
+    return value.tolist()

@@ -4,35 +4,113 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import faiss
+import numpy as np
 import onnx
 import torch
 from torch import Tensor, nn
 
-from rankfall._disk import make_directory, open_new
+from rankfall.data.impressions.spec import column_of
+from rankfall.encoding import FIRST_KNOWN, Numbers
 from rankfall.models import DIN, Scorer, TwoTower
-from rankfall.models.attention import AttentionPooling
 from rankfall.models.build import describe_model, has_vectors, is_own
-from rankfall.serving.bundle_files import DATA
-from rankfall.serving.export.export_errors import explain_export_error
+from rankfall.models.layers import AttentionPooling
+from rankfall.registry.references import short_name
+from rankfall.serving.bundle_files import DATA, INDEX
+from rankfall.serving.onnx_stages import probing
 from rankfall.serving.request_encoder import MASK
+from rankfall.storage.disk import make_directory, open_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
-    from rankfall.data.impressions.spec import Features
+    from rankfall.data.impressions.encoding import Encoding
+    from rankfall.data.impressions.spec import Feature, Features
+    from rankfall.encoding import Rule
     from rankfall.models.build import ModelDescription
-    from rankfall.models.inputs import ImpressionFeatures
+    from rankfall.models.embedding import ImpressionFeatures
+
+    Vectors = NDArray[np.float32]
+
+_OPERATION = re.compile(r"op='([\w.]+)'|target=torch\.ops\.([\w.]+?)(?:\.default)?\]")
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_ADVICE = (
+    "ONNX has no such operation. Compute it from others (see the operators of ONNX), or leave it out of forward when "
+    "the model is exported: torch.compiler.is_exporting() is then true"
+)
+_DATA_DEPENDENT = (
+    "the path through forward depends on the values of tensors, and a graph has one path; choose by torch.where"
+)
+
+
+def explain_export_error(error: BaseException, model: ModelDescription, trace: Callable[[], Any]) -> str:
+    """Return one sentence about why a model cannot be exported.
+
+    Args:
+        error: The exception of ``torch.onnx.export``.
+        model: The model.
+        trace: Returns the traced program of the model, whose nodes know the lines that they come from.
+    """
+    chain = list(_chain(error))
+    name, file = short_name(model.config["kind"]), (model.source or {}).get("file", "")
+    operation = next((op for one in chain if (op := _operation(str(one)))), None)
+    if operation is not None and any("No ONNX function" in str(one) for one in chain):
+        return f"{name} cannot be exported: it uses {operation}{_at(_line_of(operation, trace, file))}. {_ADVICE}"
+    root = next((one for one in reversed(chain) if type(one).__module__.startswith("torch.fx")), chain[-1])
+    at = _at(_last_line(str(root), file))
+    if type(root).__name__ == "GuardOnDataDependentSymNode":
+        return f"{name} cannot be exported{at}: {_DATA_DEPENDENT}"
+    first = (str(root).strip() or type(root).__name__).splitlines()[0]
+    return f"{name} cannot be exported{at}: {type(root).__name__}: {first}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    one: BaseException | None = error
+    while one is not None:
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _operation(text: str) -> str | None:
+    found = _OPERATION.search(text)
+    return found and (found[1] or found[2])
+
+
+def _line_of(operation: str, trace: Callable[[], Any], file: str) -> str | None:
+    """Return the line of a file from which an operation of a model comes, if torch knows it."""
+    try:
+        nodes = trace().graph.nodes
+    except Exception:  # the error itself is reported without a line
+        return None
+    word = operation.rpartition(".")[2].lstrip("_")
+    for node in nodes:
+        if word in str(node.target) and (line := _last_line(str(node.meta.get("stack_trace", "")), file)):
+            return line
+    return None
+
+
+def _last_line(text: str, file: str) -> str | None:
+    """Return the last line of a file in a stack trace."""
+    lines = [f"{path}, line {number}" for path, number in _LINE.findall(text) if path == file]
+    return lines[-1] if lines else None
+
+
+def _at(line: str | None) -> str:
+    return f" ({line})" if line else ""
+
 
 _LARGEST_FILE = 2**30  # protocol buffers end at 2 GiB; weights beyond this go into a file of their own
 _BATCH, _CANDIDATES = 3, 5  # of the example; none may be 1, which would be taken as fixed,
@@ -243,7 +321,7 @@ def _dimensions(names: Sequence[str]) -> tuple[dict[int, Any], ...]:
 
 
 class _ServedAttention(nn.Module):
-    """The function of :class:`~rankfall.models.attention.AttentionPooling` in fewer passes over the pairs.
+    """The function of :class:`~rankfall.models.layers.AttentionPooling` in fewer passes over the pairs.
 
     relu(e + t) = max(e, -t) + t, and the softmax cancels t, which is the same for all events.
     """
@@ -308,3 +386,215 @@ def _save(proto: onnx.ModelProto, path: Path) -> None:
     else:
         onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}{DATA}")
     onnx.checker.check_model(path)
+
+
+EXACT_BELOW = 100_000  # items, all of which are searched in milliseconds
+LARGEST_SHARE = 4  # searching a 4th of the lists is no faster than an exact search
+_BLOCK = 2**16  # vectors at a time
+_SAMPLE = 64  # vectors per list to train the lists on
+_SEED = 0
+
+
+def write_index(
+    vectors: Vectors,
+    queries: Vectors,
+    directory: Path,
+    *,
+    quota: int,
+    recall: float,
+    exact_below: int = EXACT_BELOW,
+    on_items: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Write the index of item vectors and return its entry in the manifest.
+
+    The index is exact for few items or a recall of 1. Otherwise the vectors are in lists, and the smallest number of
+    lists is searched that reaches the recall in each half of the queries; the lower recall is reported.
+
+    Args:
+        vectors: Vectors of items (n, size).
+        queries: Vectors of requests (m, size).
+        directory: The directory of the stage.
+        quota: The number of items to find per request.
+        recall: The share of the `quota` best items that must be found.
+        exact_below: The number of items below which the index is exact.
+        on_items: Receives the number of items that were added.
+
+    Raises:
+        ValueError: The index does not reach the recall.
+    """
+    count, size = vectors.shape
+    quota = min(quota, count)
+    if count < exact_below or recall >= 1:
+        index = faiss.IndexFlatIP(size)
+        for _, block in _blocks(vectors):
+            index.add(block)
+            on_items(len(block))
+        about: dict[str, Any] = {"kind": "exact", "size": size, "recall": 1.0}
+    else:
+        index, lists = _lists(vectors, on_items)
+        truth = exact_search(vectors, queries, quota)
+        curve = _choose(index, queries, truth, lists, recall)
+        probed = max(curve)
+        about = {"kind": "lists", "size": size, "lists": lists, "nprobe": probed, "recall": curve[probed]}
+        about |= {"recall_by_nprobe": {str(key): round(curve[key], 6) for key in sorted(curve)}}
+        about |= {"queries": len(queries)}
+    _save_index(index, directory / INDEX)
+    return about | {"items": count, "asked_recall": recall, "quota": quota}
+
+
+def exact_search(vectors: Vectors, queries: Vectors, count: int) -> NDArray[np.int64]:
+    """Return the rows of the largest dot products with each query, best first."""
+    best = np.full((len(queries), count), -1, np.int64)
+    scores = np.full(best.shape, -np.inf, np.float32)
+    for start, block in _blocks(vectors):
+        found_scores, found = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
+        joined, joined_scores = np.hstack([best, found + start]), np.hstack([scores, found_scores])
+        order = np.argsort(-joined_scores, axis=1, kind="stable")[:, :count]
+        best, scores = np.take_along_axis(joined, order, 1), np.take_along_axis(joined_scores, order, 1)
+    return best
+
+
+def _lists(vectors: Vectors, on_items: Callable[[int], None]) -> tuple[Any, int]:
+    """Return an index in lists of near vectors; one more dimension makes all of them equally long."""
+    count, size = vectors.shape
+    lists = int(4 * np.sqrt(count))
+    longest = max(float((block * block).sum(axis=1).max()) for _, block in _blocks(vectors))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(size + 1), size + 1, lists)
+    index.cp.seed, index.cp.max_points_per_centroid = _SEED, _SAMPLE
+    sample = np.random.default_rng(_SEED).choice(count, min(count, _SAMPLE * lists), replace=False)
+    index.train(_longer(np.asarray(vectors[np.sort(sample)]), longest))
+    for _, block in _blocks(vectors):
+        index.add(_longer(block, longest))
+        on_items(len(block))
+    index.make_direct_map()
+    return index, lists
+
+
+def _longer(vectors: Vectors, longest: float) -> Vectors:
+    rest = np.sqrt(np.maximum(longest - (vectors * vectors).sum(axis=1, dtype=np.float64), 0))
+    return np.hstack([vectors, rest[:, None].astype(np.float32)])
+
+
+def _save_index(index: Any, path: Path) -> None:
+    """Write an index. The library's own writer does not notice that a disk is full when it closes the file."""
+    failed: list[OSError] = []
+    with open_new(path) as file:
+
+        def write(part: bytes) -> None:
+            try:
+                if not failed:
+                    file.write(part)
+            except OSError as error:  # must not pass through the library
+                failed.append(error)
+
+        faiss.write_index(index, faiss.PyCallbackIOWriter(write))  # type: ignore[attr-defined]
+    if failed:
+        raise failed[0]
+
+
+def _choose(index: Any, queries: Vectors, truth: NDArray[np.int64], lists: int, recall: float) -> dict[int, float]:
+    """Return the recall by number of lists; the largest number is the smallest that reaches the recall."""
+    curve: dict[int, float] = {}
+
+    def measure(probed: int) -> float:
+        if probed not in curve:
+            curve[probed] = _recall(index, queries, truth, probed)
+        return curve[probed]
+
+    most = max(1, lists // LARGEST_SHARE)
+    high = 1
+    while measure(high) < recall:
+        if high == most:
+            figures = ", ".join(f"{share:.4f} with {probed:,}" for probed, share in sorted(curve.items()))
+            raise ValueError(
+                f"recall: asked for {recall:g} of the {truth.shape[1]} best items, but the index finds {figures} of "
+                f"{lists:,} lists, and with more of them it is no faster than an exact search. Ask for less, or for "
+                "--recall 1, which makes an exact index"
+            )
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if measure(middle) >= recall else (middle, high)
+    return {probed: share for probed, share in curve.items() if probed <= high}
+
+
+def _recall(index: Any, queries: Vectors, truth: NDArray[np.int64], probed: int) -> float:
+    """Return the lower recall of the two halves of the queries.
+
+    A setting that is chosen by a measurement looks a little better there than on other queries; requiring the recall in
+    both halves makes up for it.
+    """
+    queries = np.pad(queries, ((0, 0), (0, 1)))
+    _, found = index.search(queries, truth.shape[1], params=probing(probed))
+    owner = np.arange(len(truth))[:, None] * index.ntotal
+    hits = np.isin(truth + owner, np.where(found < 0, -1, found + owner))
+    return float(min(hits[half::2].mean() for half in range(min(2, len(hits)))))
+
+
+def _blocks(vectors: Vectors) -> Iterator[tuple[int, Vectors]]:
+    for start in range(0, len(vectors), _BLOCK):
+        yield start, np.ascontiguousarray(vectors[start : start + _BLOCK], np.float32)
+
+
+Rules = dict[str, Any]
+
+
+def request_rules(encoding: Encoding, features: Features, inputs: Collection[str]) -> Rules:
+    """Return the rules of all values that a request may hold.
+
+    Args:
+        encoding: The encoding of the log that the models were trained on.
+        features: The features of the models.
+        inputs: The inputs of the models, such as ``user.age``; requests may hold other features, which are ignored.
+    """
+    time = encoding.spec.time
+    rules: Rules = {
+        "time": None if time is None else {"unit": time.unit, "zone": time.zone},
+        "user": {},
+        "context": {},
+        "sequences": {},
+        "ignored": [],
+    }
+    for feature in features.features:
+        if feature.group == "item":
+            continue
+        if f"{feature.group}.{feature.name}" in inputs:
+            rules[feature.group][feature.name] = feature_rule(encoding, feature).to_json()
+        else:
+            rules["ignored"].append(f"{feature.group}.{feature.name}")
+    for sequence in features.sequences:
+        if not any(name.startswith(f"sequence.{sequence.name}.") for name in inputs):
+            rules["ignored"].append(f"sequence.{sequence.name}")
+            continue
+        item = next((name for name in sequence.features if _is_item(encoding, name)), None)
+        rules["sequences"][sequence.name] = {
+            **({} if item is None else {"item": item}),
+            "max_length": sequence.max_length,
+            "features": {name: feature_rule(encoding, features.item(name)).to_json() for name in sequence.features},
+            "ignored": [feature.name for feature in features.of("item") if feature.name not in sequence.features],
+        }
+    return rules
+
+
+def _is_item(encoding: Encoding, name: str) -> bool:
+    """Return whether a feature of items is their id."""
+    return column_of(encoding.spec, name, encoding.spec.features.item[name]) == encoding.spec.item
+
+
+def feature_rule(encoding: Encoding, feature: Feature) -> Rule:
+    """Return the rule that a log was prepared with, limited to the ids for which the model has rows."""
+    rule = encoding.rule(feature.group, feature.name)
+    return rule if isinstance(rule, Numbers) else replace(rule, rows=feature.rows)
+
+
+def request_vocabularies(encoding: Encoding, rules: Rules) -> dict[str, pa.Array]:
+    """Return the values of the vocabularies that the rules name, as far as the models have rows for them."""
+    groups = [rules["user"], rules["context"], *(sequence["features"] for sequence in rules["sequences"].values())]
+    lengths = {
+        rule["vocabulary"]: rule["rows"] - FIRST_KNOWN
+        for group in groups
+        for rule in group.values()
+        if "vocabulary" in rule
+    }
+    return {table: encoding.lookup(table).values.slice(0, length) for table, length in lengths.items()}

@@ -14,14 +14,12 @@ import torch
 
 from rankfall.cascade import Stage
 from rankfall.data.impressions.spec import Feature, Features, Sequence
-from rankfall.encoding import FIRST_KNOWN, NumberedIds, TimePart
-from rankfall.encoding.lookup import Lookup
+from rankfall.encoding import FIRST_KNOWN, Lookup, NumberedIds, TimePart
 from rankfall.models import DIN, Scorer, TwoTower
-from rankfall.serving.encoded_requests import EncodedRequests
 from rankfall.serving.export.item_table import ItemTable
-from rankfall.serving.export.logged_requests import RequestSample
+from rankfall.serving.export.measure_bundle import RequestSample
 from rankfall.serving.export.write_bundle import BundleSource
-from rankfall.serving.request_encoder import MASK
+from rankfall.serving.request_encoder import MASK, EncodedRequests
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

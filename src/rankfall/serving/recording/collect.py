@@ -16,15 +16,12 @@ import hashlib
 import time
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from rankfall import _disk
-from rankfall._files import write_file
-from rankfall.serving.recording.messages import BadMessageError, decode
-from rankfall.serving.recording.record_schemas import EVENTS, SAMPLES
-from rankfall.serving.recording.record_segments import SegmentWriter, segments
-from rankfall.serving.recording.sinks.sink import SinkError
-from rankfall.serving.recording.sources.source import MAX_MESSAGES, open_source
+from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, BadMessageError, SegmentWriter, decode, segments
+from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, parse_sink, requires_extra
+from rankfall.storage import disk as _disk
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +29,55 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from rankfall.serving.recording.messages import Message
-    from rankfall.serving.recording.sources.source import Source
+    from rankfall.serving.recording.record_segments import Message
+
+
+MAX_MESSAGES = 200  # per call of receive
+RECEIVE_SECONDS = 0.5
+
+
+class Source(Protocol):
+    """Delivers messages in the order in which they were written, beginning with the first unacknowledged one.
+
+    All methods raise a SinkError if the connection is lost. The source is useless then; a new one begins with the
+    messages that were not acknowledged.
+    """
+
+    def receive(self) -> list[Message]:
+        """Return at most MAX_MESSAGES messages, or none if there were none for RECEIVE_SECONDS."""
+
+    def is_drained(self) -> bool:
+        """Return whether all messages that were there at the last call of `receive` have been received."""
+
+    def take_missed(self) -> int:
+        """Return the number of messages, since the last call, that the broker deleted before they were received."""
+
+    def acknowledge(self, messages: Sequence[Message]) -> None:
+        """Confirm all messages that a call of `receive` returned; return when the broker knows it."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def open_source(target: str) -> Source:
+    """Return the source that a URL names.
+
+    Raises:
+        ValueError: If it names none, or the package of the broker is not installed.
+        SinkError: If no connection can be made.
+    """
+    url = parse_sink(target, expected=BROKERS)
+    if not isinstance(url, BrokerUrl):
+        raise ValueError(f"found {target!r}, expected {BROKERS}")
+    with requires_extra(url.scheme):
+        if url.scheme == "nats":
+            from rankfall.serving.recording.nats import NatsSource
+
+            return NatsSource(url)
+        from rankfall.serving.recording.kafka import KafkaSource
+
+        return KafkaSource(url)
+
 
 REJECTED = "rejected"
 MAX_REJECTED = 100

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall.serving.encoded_requests import EncodedRequests
-from rankfall.serving.request_encoder import RequestError
-from rankfall.serving.service import limits
+from rankfall.serving.request_encoder import EncodedRequests, RequestError
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.http_io import RETRY_AFTER, ApiError, deadline_exceeded, invalid_field
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.rankings import Ranking
+    from rankfall.serving.bundle import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
 
 _log = logging.getLogger(__name__)

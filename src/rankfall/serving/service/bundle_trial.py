@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall._files import locked, write_file
-from rankfall._seal import SEAL
 from rankfall.serving.bundle_files import read_manifest
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
+from rankfall.storage.files import locked, write_file
+from rankfall.storage.manifests import SEAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall.encoding import BadValueError
 from rankfall.option_types import LARGEST
-from rankfall.serving.recording.event_writer import Event, QueueFullError
-from rankfall.serving.service import limits
+from rankfall.serving.recording.recorder import Event, QueueFullError
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.bundle_slots import MAIN
 from rankfall.serving.service.http_io import (
     RETRY_AFTER,
@@ -19,9 +19,9 @@ from rankfall.serving.service.http_io import (
     checked_id,
     invalid_field,
     invalid_value,
+    parse_json,
 )
-from rankfall.serving.service.json_bodies import parse_json
-from rankfall.serving.value_checks import is_integer
+from rankfall.serving.value_encoders import is_integer
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rankfall.serving.service.http_io import BodyReader
     from rankfall.serving.service.service_recording import ServiceRecording
     from rankfall.serving.service.settings import Settings
+
 
 EVENT_KEYS = ("id", "request", "item", "kind", "value", "time")
 KIND_PATTERN = rf"^[A-Za-z0-9_-]{{1,{limits.KIND_LENGTH}}}$"

@@ -19,7 +19,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import __version__
 from rankfall.serving.bundle import MOST_IDS
-from rankfall.serving.service import limits
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.event_routes import KIND_PATTERN
 from rankfall.serving.service.http_io import ID_PATTERN

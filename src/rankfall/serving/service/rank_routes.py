@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect
 
 from rankfall.encoding import BadValueError
-from rankfall.serving.encoded_requests import NO_ITEM
 from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
-from rankfall.serving.service import limits
+from rankfall.serving.request_encoder import NO_ITEM
+from rankfall.serving.service import settings as limits
 from rankfall.serving.service.batching import PendingCall
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.http_io import (
@@ -25,16 +25,16 @@ from rankfall.serving.service.http_io import (
     checked_id,
     invalid_field,
     invalid_value,
+    parse_json,
 )
 from rankfall.serving.service.http_protocol import ON_DISCONNECT
-from rankfall.serving.service.json_bodies import parse_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from rankfall.serving.encoded_requests import EncodedRequests
-    from rankfall.serving.rankings import Ranking, StageTrace
+    from rankfall.serving.bundle import Ranking, StageTrace
+    from rankfall.serving.request_encoder import EncodedRequests
     from rankfall.serving.service.batching import Batcher, CallResult
     from rankfall.serving.service.bundle_slots import BundleSlots, ServedBundle
     from rankfall.serving.service.http_io import BodyReader

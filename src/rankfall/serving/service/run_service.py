@@ -19,15 +19,13 @@ from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
-from rankfall._disk import make_directory
-from rankfall._files import scratch_directory
-from rankfall.serving.service import limits
-from rankfall.serving.service.bundle_slots import MAIN
+from rankfall.serving.service import settings as limits
+from rankfall.serving.service.bundle_slots import MAIN, SharedState, load_initial_bundles
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol
-from rankfall.serving.service.log_lines import logging_settings
 from rankfall.serving.service.service_recording import check_recording
-from rankfall.serving.service.shared_state import SharedState, load_initial_bundles
-from rankfall.serving.service.shutdown import SIGNALS, exit_by_signal
+from rankfall.serving.service.settings import SIGNALS, exit_by_signal, logging_settings
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

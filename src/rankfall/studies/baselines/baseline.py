@@ -8,14 +8,12 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall._disk import delete_tree, make_directory
-from rankfall._files import write_file
-from rankfall._leftovers import sweep
-from rankfall._yaml_config import dump
+from rankfall._config import dump
+from rankfall.storage.disk import delete_tree, make_directory
+from rankfall.storage.files import sweep, write_file
 from rankfall.studies.baselines.configs import BaselineConfig
 from rankfall.training.methods import ListMethod
-from rankfall.training.run_directory import CONFIG, RESULT
-from rankfall.training.run_manifest import seal_run
+from rankfall.training.run_directory import CONFIG, RESULT, seal_run
 
 if TYPE_CHECKING:
     from rankfall.training.loop import OnNotice

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rankfall._yaml_config import MAX_COUNT, Section
+from rankfall._config import MAX_COUNT, Section
 from rankfall.training.config.ranker_config import DataConfig, MetricName
 from rankfall.training.config.sections import Count
 

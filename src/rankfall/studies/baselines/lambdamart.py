@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from rankfall._files import write_file
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
+from rankfall.storage.files import write_file
 from rankfall.studies.baselines.baseline import Baseline
 from rankfall.studies.baselines.configs import TreesConfig
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.scoring import measure
+from rankfall.training.measured_lists import measure_scores as measure
+from rankfall.training.run_directory import verify_run
 from rankfall.training.train_ranker import load_lists
 
 if TYPE_CHECKING:

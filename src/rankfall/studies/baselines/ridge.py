@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from rankfall._files import write_file
-from rankfall._json_reader import read_json_file
+from rankfall.data.arrays import Moments
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.data.moments import Moments
 from rankfall.metrics.named import parse
+from rankfall.storage.files import read_json_file, write_file
 from rankfall.studies.baselines.baseline import Baseline
 from rankfall.studies.baselines.configs import RidgeConfig
-from rankfall.training.run_manifest import verify_run
-from rankfall.training.scoring import measure
+from rankfall.training.measured_lists import measure_scores as measure
+from rankfall.training.run_directory import verify_run
 from rankfall.training.train_ranker import load_lists
 
 if TYPE_CHECKING:

@@ -2,37 +2,290 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.studies.diagnosis.attributes import LogAttributes, TruthItems
-from rankfall.studies.diagnosis.cut_distance import cut_distance, oracle
-from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis, Finding, StageDiagnosis
-from rankfall.studies.diagnosis.findings import find
-from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-from rankfall.studies.diagnosis.segments import find_segments
-from rankfall.studies.diagnosis.stage_agreement import agreement
-from rankfall.studies.diagnosis.worst_requests import worst_requests
+from rankfall.studies.diagnosis.diagnosis_result import (
+    DIAGNOSIS,
+    Diagnosis,
+    Finding,
+    LostRequest,
+    ShownItem,
+    StageDiagnosis,
+)
+from rankfall.studies.diagnosis.segments import FunnelLists, agreement, cut_distance, find_segments, oracle
 from rankfall.studies.evaluate import scores_of_run
 from rankfall.training.cascade_loaders import make_loader
+from rankfall.training.cascade_metrics import Resampler
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.evaluation_overrides import with_evaluation_overrides
+from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.measured_lists import SHORT
 from rankfall.training.run_directory import read_config_as
-from rankfall.training.stage_figures import Resampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from rankfall.studies.diagnosis.attributes import Attribute
+    from rankfall.studies.diagnosis.diagnosis_result import Agreement, Segment
     from rankfall.studies.diagnosis.segments import FoundSegments
-    from rankfall.studies.stage_scores import StageScores
+    from rankfall.studies.evaluate import StageScores
+    from rankfall.training.cascade_metrics import Estimate
 
     OnStep = Callable[[str, int, int], None]
+
+SEGMENTS = 3  # of each stage
+LEAST_STAKE = 0.001  # joint recall
+USEFUL = 0.5  # share of lost items that would survive later stages below which these limit what a stage can gain
+DISAGREES = 0.8  # share of wanted items that pass below which stages disagree
+
+
+def find(joint_recall: Estimate, stages: Sequence[StageDiagnosis], agreement: Sequence[Agreement]) -> list[Finding]:
+    """Return the findings, those with the largest stake first and those without a measured one last.
+
+    Args:
+        joint_recall: Joint recall of the run.
+        stages: What each stage loses, and why.
+        agreement: Agreement of neighbouring stages.
+    """
+    found = [
+        *(
+            finding
+            for number, stage in enumerate(stages)
+            for finding in _of_stage(joint_recall, number, stage, last=number == len(stages) - 1)
+        ),
+        *(finding for one in agreement for finding in _of_agreement(one)),
+    ]
+    return sorted(found, key=lambda finding: -1.0 if finding.at_stake is None else finding.at_stake.value, reverse=True)
+
+
+def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, last: bool) -> Iterator[Finding]:
+    gain = stage.oracle.gain
+    if gain.value >= LEAST_STAKE:
+        yield Finding(
+            kind="stage",
+            stage=stage.stage,
+            text=f"{stage.stage} loses {_percent(stage.lost.value)} of the relevant items. If it were perfect and "
+            f"nothing else changed, joint recall would be {stage.oracle.perfect.value:.3f} instead of "
+            f"{joint_recall.value:.3f}. If all other stages were perfect, it would be "
+            f"{stage.oracle.others_perfect.value:.3f}. {_shallow(stage)}.{_later(stage)}",
+            at_stake=gain,
+        )
+    helpful = [one for one in stage.cut.larger_quotas if one.gain.low > 0 and one.gain.value >= LEAST_STAKE]
+    selecting = [one for one in helpful if one.passes.value < 1]  # a quota that drops nothing makes the stage useless
+    if selecting:
+        best = max(selecting, key=lambda one: one.gain.value)
+        yield Finding(
+            kind="quota",
+            stage=stage.stage,
+            text=f"{_percent(best.passes.value)} of what {stage.stage} loses is ranked from {stage.quota + 1} to "
+            f"{best.quota}. With a quota of {best.quota} instead of {stage.quota}, joint recall would be "
+            f"{best.joint_recall.value:.3f}: stages.{number}.quota={best.quota}."
+            + (" It is the last stage, so more items would be returned." if last else ""),
+            at_stake=best.gain,
+        )
+    for segment in [one for one in stage.segments if one.explained_by is None][:SEGMENTS]:
+        if segment.at_stake.value >= LEAST_STAKE:
+            yield Finding("segment", stage.stage, _segment(stage, segment), segment.at_stake)
+
+
+def _shallow(stage: StageDiagnosis) -> str:
+    """Return how far below the cut the lost items were."""
+    cut = stage.cut
+    median = cut.rank_over_quota["50"]
+    if cut.known_up_to is not None and median >= cut.known_up_to:
+        return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
+    return f"Half of the lost items are ranked within {_times(median)} times its quota"
+
+
+def _later(stage: StageDiagnosis) -> str:
+    """Return how little of the lost items would survive later stages, if it is little."""
+    share = stage.recoverable.value
+    return "" if share >= USEFUL else f" Only {_percent(share)} of them would survive the later stages."
+
+
+def _segment(stage: StageDiagnosis, segment: Segment) -> str:
+    return (
+        f"{stage.stage} keeps {_percent(segment.kept.value)} ({_percent(segment.kept.low)} to "
+        f"{_percent(segment.kept.high)}) of the relevant items with {segment.attribute} = {segment.value}, and "
+        f"{_percent(segment.kept_elsewhere)} of all others. They are {_percent(segment.share_of_items)} of the "
+        f"relevant items that arrive (n = {segment.items:,}) and {_percent(segment.share_of_lost)} of what it loses."
+    )
+
+
+def _of_agreement(agreement: Agreement) -> Iterator[Finding]:
+    if agreement.wanted is None or agreement.wanted_chance is None or agreement.wanted.high >= DISAGREES:
+        return
+    first, second = agreement.stages
+    yield Finding(
+        kind="agreement",
+        stage=first,
+        text=f"Of the {agreement.quotas[1]} items that {second} would keep of all that arrive at {first}, {first} "
+        f"passes {_percent(agreement.wanted.value)}; a random stage would pass {_percent(agreement.wanted_chance)}. "
+        f"An objective that trains both stages together, or {second} as a teacher of {first}, aligns them.",
+    )
+
+
+def _times(factor: float) -> str:
+    """Return two digits of a factor, never as a power of ten.
+
+    >>> _times(1.23), _times(123.4)
+    ('1.2', '123')
+    """
+    return f"{factor:.0f}" if factor >= 10 else f"{factor:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+NEAR = 1.5  # multiple of the quota up to which a rank is near the cut
+PER_CAUSE = 2  # requests
+SEGMENT_CAUSES = 1  # of each stage that are causes of their own
+LOST_SHOWN, KEPT_SHOWN = 5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Lost items of the ground truth with a common cause: `items` are their places among all items of it."""
+
+    name: str
+    stage: int
+    items: NDArray[np.int64]
+
+
+def worst_requests(
+    lists: FunnelLists,
+    truth: TruthItems,
+    segments: Sequence[Sequence[Segment]],
+    attributes: Sequence[Attribute],
+    known: LogAttributes,
+    *,
+    reach: int | None = None,
+) -> list[LostRequest]:
+    """Return requests for each cause of lost items, the cause that loses most first.
+
+    Args:
+        lists: The lists.
+        truth: The items of the ground truth.
+        segments: The segments of each stage that suffer.
+        attributes: Attributes of the ground truth.
+        known: Attributes of requests and items.
+        reach: Number of best items of the first stage that incomplete lists hold.
+    """
+    ranks = [lists.ranks(stage) for stage in range(len(lists.stages))]
+    causes = list(_causes(lists, truth, ranks, segments, attributes))
+    causes.sort(key=lambda cause: -truth.weight[cause.items].sum())
+    shown: list[LostRequest] = []
+    used: set[int] = set()
+    for cause in causes:
+        for request in _requests(cause, truth, used):
+            used.add(request)
+            shown.append(_shown(lists, truth, cause, request, ranks[cause.stage], known, reach))
+    return shown
+
+
+def _causes(
+    lists: FunnelLists,
+    truth: TruthItems,
+    ranks: Sequence[Tensor],
+    segments: Sequence[Sequence[Segment]],
+    attributes: Sequence[Attribute],
+) -> Iterator[_Cause]:
+    for stage, name in enumerate(lists.stages):
+        arrived, passed = (lists.arrived[at].numpy()[truth.request, truth.place] for at in (stage, stage + 1))
+        lost = arrived & ~passed
+        near = ranks[stage].numpy()[truth.request, truth.place] <= NEAR * lists.quotas[stage]
+        yield _Cause(f"{name}, near the cut", stage, np.flatnonzero(lost & near))
+        yield _Cause(f"{name}, far below the cut", stage, np.flatnonzero(lost & ~near))
+        for segment in segments[stage][:SEGMENT_CAUSES]:
+            attribute = next(one for one in attributes if one.name == segment.attribute)
+            inside = attribute.codes == attribute.labels.index(segment.value)
+            yield _Cause(f"{name}, {segment.attribute}: {segment.value}", stage, np.flatnonzero(lost & inside))
+
+
+def _requests(cause: _Cause, truth: TruthItems, used: set[int]) -> list[int]:
+    """Return the requests with the most lost items of a cause, of equal ones those with the largest share."""
+    if not len(cause.items):
+        return []
+    requests, at = np.unique(truth.request[cause.items], return_inverse=True)
+    counts = np.bincount(at)
+    shares = np.bincount(at, truth.weight[cause.items])
+    order = np.lexsort((requests, -shares, -counts))
+    return [request for request in requests[order].tolist() if request not in used][:PER_CAUSE]
+
+
+def _shown(
+    lists: FunnelLists,
+    truth: TruthItems,
+    cause: _Cause,
+    request: int,
+    ranks: Tensor,
+    known: LogAttributes,
+    reach: int | None,
+) -> LostRequest:
+    stage = cause.stage
+    quota, row = lists.quotas[stage], int(lists.rows[request])
+    rank, weight = ranks[request].numpy(), lists.weight[request].numpy()
+    of_cause = truth.place[cause.items[truth.request[cause.items] == request]]
+    lost = of_cause[rank[of_cause].argsort(kind="stable")][:LOST_SHOWN]
+    kept = np.flatnonzero((rank > 0) & (rank <= quota) & (weight == 0))
+    kept = kept[rank[kept].argsort(kind="stable")][:KEPT_SHOWN]
+    censored = reach if stage == 0 and not lists.complete else None
+    return LostRequest(
+        cause=cause.name,
+        request=known.scores.requests[row],
+        day=known.scores.days[row],
+        stage=lists.stages[stage],
+        quota=quota,
+        recall=float((weight * lists.arrived[-1][request].numpy()).sum()),
+        items=int((weight > 0).sum()),
+        attributes=known.describe_requests(np.array([request]))[0],
+        lost_items=len(of_cause),
+        lost=_items(known, request, row, lost, rank, censored),
+        kept_instead=_items(known, request, row, kept, rank, None),
+    )
+
+
+def _items(
+    known: LogAttributes,
+    request: int,
+    row: int,
+    places: NDArray[np.int64],
+    rank: NDArray[np.int32],
+    censored: int | None,
+) -> list[ShownItem]:
+    requests = np.full(len(places), request)
+    scores, numbers = known.scores, known.items(requests, places)
+    return [
+        ShownItem(
+            item=item,
+            relevance=float(scores.relevance[row, place]),
+            rank=int(rank[place]),
+            logged=_logged(known, int(scores.depth[row, place]), int(scores.rank[row, place])),
+            attributes=attributes,
+            at_least=censored is not None and int(rank[place]) > censored,
+        )
+        for item, place, attributes in zip(
+            known.raw.item(numbers), places.tolist(), known.describe_items(requests, places), strict=True
+        )
+    ]
+
+
+def _logged(known: LogAttributes, depth: int, rank: int) -> str:
+    if depth < 0:
+        return "not logged"
+    name = known.log.spec.stage_names[depth]
+    return name if rank < 0 else f"{name}, rank {rank}"
+
 
 REACH = 4  # lists over all items hold this multiple of the quota of the first stage
 
@@ -55,7 +308,7 @@ def diagnose_run(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         data: Directory of the log, if it was moved.
         overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall._trust`.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
         on_impressions: Called with the number of impressions scored since the last call, and of all.
         on_notice: Called with each note about the log.
         on_step: Called with the name of each step, its number from 0 and the number of steps.

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankfall._results import Number, Result, Tables
-from rankfall.training.stage_figures import Estimate  # noqa: TC001  # pydantic reads the annotations
+from rankfall._config import Number, Result
+from rankfall._tables import Tables
+from rankfall.training.cascade_metrics import Estimate  # noqa: TC001  # pydantic reads the annotations
 
 DIAGNOSIS = "diagnosis.json"  # in a run directory
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from rankfall.studies.diagnosis.diagnosis_result import Segment
+from rankfall._lists import any_order, rank_order, safe_divide
+from rankfall.studies.diagnosis.diagnosis_result import Agreement, CutDistance, LargerQuota, Oracle, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
-    from rankfall.studies.diagnosis.funnel_lists import FunnelLists
-    from rankfall.training.stage_figures import Resampler
+    from rankfall.studies.evaluate import StageScores
+    from rankfall.training.cascade_metrics import Resampler
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -261,3 +262,277 @@ def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]], limit
             zip(significant, _explanations(items, tested, limit), strict=True)
         )
     ]
+
+
+SEED = 0  # of the order of equal scores
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelLists:
+    """The requests with a relevant item, and what each stage did with them.
+
+    Attributes:
+        stages: Names of the stages.
+        quotas: Number of items that each stage keeps.
+        rows: Places ``(R,)`` of these requests among all requests of the scores.
+        scores: Scores ``(R, N)`` of each stage.
+        mask: Real items ``(R, N)``.
+        weight: Share ``(R, N)`` of each item in the ground truth of its request, float32; the sum of a request is 1.
+        orders: Indices ``(R, N)`` of the items by descending score of each stage; equal scores are in random order.
+        arrived: Items ``(R, N)`` that arrived at each stage, and after the last stage those that survived.
+        ranked: Number of items ``(R,)`` that the first stage ranked.
+        complete: Whether the lists hold every item that the first stage ranked.
+    """
+
+    stages: list[str]
+    quotas: list[int]
+    rows: Tensor
+    scores: list[Tensor]
+    mask: Tensor
+    weight: Tensor
+    orders: list[Tensor]
+    arrived: list[Tensor]
+    ranked: Tensor
+    complete: bool
+
+    @classmethod
+    def of_scores(cls, collected: StageScores, quotas: Sequence[int]) -> FunnelLists:
+        """Sort the lists of all requests with a relevant item by every stage.
+
+        Args:
+            collected: Scores of all stages.
+            quotas: Number of items that each stage keeps.
+
+        Raises:
+            ValueError: No request has a relevant item.
+        """
+        total = collected.truth.double().sum(-1, keepdim=True)
+        rows = (total.squeeze(-1) > 0).nonzero().squeeze(-1)
+        if not len(rows):
+            raise ValueError("diagnosis: no request has a relevant item, so nothing can be lost")
+        mask = collected.mask[rows]
+        scores = [stage[rows] for stage in collected.scores]
+        generator = torch.Generator().manual_seed(SEED)
+        orders = [_random_order(stage, mask, generator) for stage in scores]
+        return cls(
+            stages=collected.stages,
+            quotas=list(quotas),
+            rows=rows,
+            scores=scores,
+            mask=mask,
+            weight=(collected.truth[rows] / total[rows]).float(),
+            orders=orders,
+            arrived=survivors(orders, mask, quotas),
+            ranked=collected.ranked[rows],
+            complete=collected.complete,
+        )
+
+    def __len__(self) -> int:
+        """The number of requests with a relevant item."""
+        return len(self.rows)
+
+    def recall(self, alive: Tensor) -> Tensor:
+        """Return the share ``(R,)`` of the ground truth of each request that is among some items ``(R, N)``."""
+        return (self.weight * alive).sum(-1).double()
+
+    def with_quotas(self, quotas: Sequence[int]) -> Tensor:
+        """Return the survivors ``(R, N)`` of the cascade with other quotas."""
+        return survivors(self.orders, self.mask, quotas)[-1]
+
+    def ranks(self, stage: int) -> Tensor:
+        """Return the rank ``(R, N)`` of each item that arrived at a stage, from 1, among those; 0 for all others."""
+        return ranks_among(self.orders[stage], self.arrived[stage])
+
+    def would_survive(self, stage: int) -> Tensor:
+        """Return which items ``(R, N)`` would survive all stages after this one if they alone were passed to them too.
+
+        The items that pass the stage now are passed as well, so that an item that they displace may be relevant.
+        """
+        would = torch.ones_like(self.mask)
+        for later in range(stage + 1, len(self.stages)):
+            arrived, order = self.arrived[later], self.orders[later]
+            before = arrived.gather(-1, order).cumsum(-1, dtype=torch.int32)
+            better = torch.empty_like(before).scatter_(-1, order, before) - arrived.int()
+            would &= better < self.quotas[later]
+        return would & self.mask
+
+    def perfect_order(self, stage: int) -> Tensor:
+        """Return the order of a stage that puts the ground truth first, and leaves the order of all others."""
+        order = self.orders[stage]
+        return order.gather(-1, self.weight.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
+
+
+def survivors(orders: Sequence[Tensor], mask: Tensor, quotas: Sequence[int]) -> list[Tensor]:
+    """Return the items ``(R, N)`` that arrive at each stage, and then those that survive the last one.
+
+    Args:
+        orders: Indices of the items by descending score of each stage, masked items last.
+        mask: Real items.
+        quotas: Number of items that each stage keeps.
+    """
+    alive = [mask]
+    for order, quota in zip(orders, quotas, strict=True):
+        alive.append((ranks_among(order, alive[-1]) <= quota) & alive[-1])
+    return alive
+
+
+def ranks_among(order: Tensor, alive: Tensor) -> Tensor:
+    """Return the rank of each item that is alive among those, from 1, in int32; 0 for all others."""
+    in_order = alive.gather(-1, order)
+    ranks = in_order.cumsum(-1, dtype=torch.int32) * in_order
+    return torch.empty_like(ranks).scatter_(-1, order, ranks)
+
+
+def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the indices of the items by descending score, equal scores in random order, masked items last."""
+    shuffle = any_order(torch.rand(scores.shape, generator=generator))
+    return shuffle.gather(-1, rank_order(scores.gather(-1, shuffle), mask.gather(-1, shuffle)))
+
+
+FACTORS = (1.25, 1.5, 2.0)  # of larger quotas
+QUANTILES = (10, 25, 50, 75, 90)  # percent
+
+
+def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach: int | None = None) -> CutDistance:
+    """Return how far below the cut of a stage its lost items were.
+
+    Args:
+        lists: The lists.
+        stage: Index of the stage.
+        resampler: Draws requests for intervals.
+        reach: Number of best items of the first stage that incomplete lists hold. Its ranks are known up to here.
+    """
+    quota = lists.quotas[stage]
+    lost = lists.arrived[stage] & ~lists.arrived[stage + 1] & (lists.weight > 0)
+    where, weight = lost.nonzero(as_tuple=True), lists.weight[lost].numpy()
+    ranks = lists.ranks(stage)
+    censored = stage == 0 and not lists.complete
+    known = None if not censored else max(reach or quota, quota) / quota
+    multiples = ranks[where].double().numpy() / quota
+    distance = _score_distance(lists, stage)[where].numpy()
+    return CutDistance(
+        items=len(weight),
+        requests=int(lost.any(-1).sum()),
+        rank_over_quota=quantiles(multiples if known is None else np.minimum(multiples, known), weight),
+        known_up_to=known,
+        score_distance=quantiles(distance, weight),
+        larger_quotas=_larger_quotas(lists, stage, known, ranks, lost, resampler),
+    )
+
+
+def _score_distance(lists: FunnelLists, stage: int) -> Tensor:
+    """Return the score of the last kept item minus that of each item, in deviations of the scores that arrived."""
+    alive, scores = lists.arrived[stage], lists.scores[stage].double()
+    last = scores.masked_fill(~lists.arrived[stage + 1], torch.inf).amin(-1, keepdim=True)
+    count = alive.sum(-1, keepdim=True).double()
+    mean = (scores * alive).sum(-1, keepdim=True) / count
+    deviation = (((scores - mean) ** 2 * alive).sum(-1, keepdim=True) / count).sqrt()
+    return safe_divide(last - scores, deviation)
+
+
+def _larger(lists: FunnelLists, stage: int, known: float | None) -> dict[int, float]:
+    """Return larger quotas and their factors: at most the quota before, and only as far as ranks are known."""
+    quota = lists.quotas[stage]
+    most = lists.quotas[stage - 1] if stage else lists.mask.shape[-1]
+    found: dict[int, float] = {}
+    for factor in FACTORS:
+        larger = min(round(quota * factor), most)
+        if larger > quota and (known is None or larger <= known * quota):
+            found.setdefault(larger, factor)
+    return found
+
+
+def _larger_quotas(
+    lists: FunnelLists, stage: int, known: float | None, ranks: Tensor, lost: Tensor, resampler: Resampler
+) -> list[LargerQuota]:
+    now, weight = lists.recall(lists.arrived[-1]), lists.weight * lost
+    pairs: list[tuple[Tensor, Tensor]] = []
+    quotas = _larger(lists, stage, known)
+    for quota in quotas:
+        recall = lists.recall(lists.with_quotas([*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]))
+        one = torch.ones_like(recall)
+        pairs += [((weight * (ranks <= quota)).sum(-1), weight.sum(-1)), (recall, one), (recall - now, one)]
+    found = iter(resampler.ratios(pairs) if pairs else [])
+    return [LargerQuota(factor, quota, next(found), next(found), next(found)) for quota, factor in quotas.items()]
+
+
+def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Resampler) -> Oracle:
+    """Return the joint recall if a stage were perfect, and if all others were.
+
+    Args:
+        lists: The lists.
+        perfect: The perfect order of each stage, see :meth:`FunnelLists.perfect_order`.
+        stage: Index of the stage.
+        resampler: Draws requests for intervals.
+    """
+    one = [perfect[at] if at == stage else order for at, order in enumerate(lists.orders)]
+    others = [order if at == stage else perfect[at] for at, order in enumerate(lists.orders)]
+    now = lists.recall(lists.arrived[-1])
+    perfected, alone = (lists.recall(survivors(orders, lists.mask, lists.quotas)[-1]) for orders in (one, others))
+    return Oracle(*resampler.means([perfected, perfected - now, alone]))
+
+
+def quantiles(values: NDArray[np.float64], weights: NDArray[np.float32]) -> dict[str, float]:
+    """Return weighted quantiles by percent: the smallest value with at least this share of the weight up to it."""
+    if not len(values):
+        return {str(percent): float("nan") for percent in QUANTILES}
+    order = values.argsort()
+    share = weights[order].cumsum(dtype=np.float64)
+    places = np.searchsorted(share, np.array(QUANTILES) / 100 * share[-1] - 1e-9)
+    found = values[order][np.minimum(places, len(values) - 1)]
+    return {str(percent): float(value) for percent, value in zip(QUANTILES, found, strict=True)}
+
+
+def agreement(lists: FunnelLists, stage: int, resampler: Resampler) -> Agreement:
+    """Compare the scores of a stage with those of the next one.
+
+    Lists that no item is dropped from at either stage say nothing about agreement and are left out.
+
+    Args:
+        lists: The lists.
+        stage: Index of the first of both stages.
+        resampler: Draws requests for intervals.
+    """
+    first, second = lists.quotas[stage : stage + 2]
+    before, passed, kept = lists.arrived[stage : stage + 3]
+    ranks = [ranks_among(lists.orders[at], passed) for at in (stage, stage + 1)]
+    count = passed.sum(-1).double()
+    drops = count > second  # the second stage drops something
+    same = (kept & (ranks[0] <= second)).sum(-1).double()
+    correlation = spearman(ranks[0], ranks[1], passed)
+    several = count > 1
+    pairs = [(correlation * several, several), (same * drops, second * drops)]
+    wanted_chance = None
+    if lists.complete or stage > 0:
+        wants = (ranks_among(lists.orders[stage + 1], before) <= second) & before
+        arrived = before.sum(-1).double()
+        chosen = arrived > first  # the first stage drops something
+        pairs.append(((wants & passed).sum(-1) * chosen, wants.sum(-1) * chosen))
+        wanted_chance = _mean(first / arrived.clamp(min=1), chosen)
+    estimates = resampler.ratios(pairs)
+    return Agreement(
+        stages=(lists.stages[stage], lists.stages[stage + 1]),
+        quotas=(first, second),
+        correlation=estimates[0],
+        overlap=estimates[1],
+        overlap_chance=_mean(second / count.clamp(min=1), drops),
+        wanted=None if wanted_chance is None else estimates[2],
+        wanted_chance=wanted_chance,
+    )
+
+
+def spearman(first: Tensor, second: Tensor, among: Tensor) -> Tensor:
+    """Return the correlation ``(R,)`` of two rankings of some items; 0 for fewer than two items.
+
+    Args:
+        first: Ranks ``(R, N)`` from 1, all different.
+        second: The same of the other ranking.
+        among: The items that are ranked.
+    """
+    count = among.sum(-1).double()
+    squares = ((first - second).double() ** 2 * among).sum(-1)
+    return (1 - safe_divide(6 * squares, count * (count**2 - 1))).masked_fill(count < 2, 0.0)
+
+
+def _mean(values: Tensor, where: Tensor) -> float:
+    return float((values * where).sum() / where.sum()) if where.any() else math.nan

@@ -1,4 +1,4 @@
-"""The result of ``rankfall plan`` (``plan.json``); :mod:`rankfall._results` defines the JSON form.
+"""The result of ``rankfall plan`` (``plan.json``); :mod:`rankfall._config` defines the JSON form.
 
 Costs are those of one request, in the unit of :attr:`PlanResult.unit`. Values are means of the planned metric over the
 requests with a relevant item; costs are means over all requests.
@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankfall._results import Number, Result, Tables
-from rankfall.training.stage_figures import Estimate, ListFigures  # noqa: TC001 (dataclass fields)
+from rankfall._config import Number, Result
+from rankfall._tables import Tables
+from rankfall.training.cascade_metrics import (
+    Estimate,  # noqa: TC001 (dataclass fields)
+    ListFigures,  # noqa: TC001 (dataclass fields)
+)
 
 PLAN = "plan.json"  # in the run directory
 

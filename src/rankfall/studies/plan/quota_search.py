@@ -10,22 +10,31 @@ in their last dimension, so that a running count is an addition of whole rows.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from rankfall._errors import did_you_mean
+from rankfall.studies.plan.plan_result import FrontPoint
+from rankfall.training.cascade_metrics import Resampler
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from rankfall.studies.stage_scores import StageScores
+    from rankfall.studies.evaluate import StageScores
+    from rankfall.studies.plan.plan_result import StageCost
+    from rankfall.training.cascade_metrics import Estimate
 
     Floats = NDArray[np.float64]
     Counts = NDArray[np.signedinteger[Any]]
+    Rows = NDArray[np.int64]
 
 SEED = 0  # of the order of items with equal scores, as in metrics.funnel
 BLOCK = 2**19  # items of a block
@@ -220,3 +229,222 @@ class _Visit:
         for place in range(1, len(alive)):  # faster than accumulate, which converts each element
             np.add(count[place - 1], ones[place], out=count[place])
         return count
+
+
+MOST_TUPLES = 1000  # of a grid that is not given
+MOST_QUOTAS = 32  # of a stage in a grid that is not given
+WIDEST = 4  # times the current quota
+
+
+def default_reach(quota: int) -> int:
+    """Return the largest quota that a grid tries for a stage if none is given."""
+    return WIDEST * quota
+
+
+def parse_grid(words: Sequence[str], stages: Sequence[str]) -> dict[str, list[int]]:
+    """Return the quotas of ``STAGE=N,N,...`` by stage.
+
+    Raises:
+        ValueError: A word is wrong. The message names all problems.
+
+    Examples:
+        >>> parse_grid(["retrieval=20,50"], ["retrieval", "ranking"])
+        {'retrieval': [20, 50]}
+    """
+    grid: dict[str, list[int]] = {}
+    problems = []
+    for word in words:
+        stage, _, text = word.partition("=")
+        if stage not in stages:
+            problems.append(
+                f"found the stage {stage!r}, expected one of {', '.join(stages)}{did_you_mean(stage, stages)}"
+            )
+        elif not re.fullmatch(r" *0*[1-9][0-9]*( *, *0*[1-9][0-9]*)* *", text):
+            problems.append(f"found {word!r}, expected {stage}=N,N,... with whole numbers of at least 1")
+        else:
+            grid[stage] = [*grid.get(stage, []), *map(int, text.split(","))]
+    if problems:
+        raise ValueError("grid: " + "; ".join(problems))
+    return grid
+
+
+def make_grid(
+    stages: Sequence[str], current: Sequence[int], given: Mapping[str, Sequence[int]], limit: int
+) -> dict[str, list[int]]:
+    """Return the quotas to try for each stage.
+
+    Quotas of a stage that is not in `given` grow by a constant factor from the last quota to four times the current
+    one. The quota of the last stage costs nothing and is usually fixed by what is shown, so it stays as it is.
+
+    Args:
+        stages: Names of the stages.
+        current: Quotas of the run, which are part of every default.
+        given: Quotas by stage.
+        limit: Length of the longest list, which no default exceeds.
+    """
+    free = sum(stage not in given for stage in stages[:-1])
+    count = min(MOST_QUOTAS, int(MOST_TUPLES ** (1 / max(1, free))))
+    grid = {}
+    for stage, quota in zip(stages, current, strict=True):
+        if stage in given:
+            grid[stage] = sorted(set(given[stage]))
+        elif stage == stages[-1]:
+            grid[stage] = [quota]
+        else:
+            low, high = current[-1], max(quota, min(default_reach(quota), limit))
+            steps = np.geomspace(low, high, count) if low < high else [quota]
+            grid[stage] = sorted({quota, *(_round(step) for step in steps)})
+    return grid
+
+
+def quota_tuples(grid: Mapping[str, Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return all quotas of a grid in which no stage keeps more than the one before it."""
+    return [quotas for quotas in product(*grid.values()) if list(quotas) == sorted(quotas, reverse=True)]
+
+
+def pareto(cost: Floats, value: Floats) -> list[int]:
+    """Return the places of the points that no other point dominates, from the cheapest on.
+
+    Of points with equal cost and value, the first is returned.
+
+    >>> pareto(np.array([3.0, 1.0, 2.0, 2.0]), np.array([0.5, 0.2, 0.5, 0.4]))
+    [1, 2]
+    """
+    found: list[int] = []
+    best = -np.inf
+    for place in np.lexsort((-value, cost)).tolist():
+        if value[place] > best:
+            found.append(place)
+            best = value[place]
+    return found
+
+
+def best_for_budget(cost: Floats, value: Floats, budget: float) -> int | None:
+    """Return the place of the best point that costs at most `budget`, and the cheapest of equal ones."""
+    inside = [place for place in pareto(cost, value) if cost[place] <= budget]
+    return inside[-1] if inside else None
+
+
+def cheapest_for_value(cost: Floats, value: Floats, target: float) -> int | None:
+    """Return the place of the cheapest point with at least the value `target`, and the best of equal ones."""
+    inside = [place for place in pareto(cost, value) if value[place] >= target]
+    return inside[0] if inside else None
+
+
+def _round(quota: float) -> int:
+    """Return a quota with two digits other than 0."""
+    return int(float(f"{quota:.2g}"))
+
+
+class PricedLists:
+    """Lists, weights of their items, and costs of the stages.
+
+    Args:
+        scores: Scores of all stages, one list per request.
+        weight: Weights ``(R, N)`` of the items, which sum to 1 in each list. Lists of zeros count for costs only.
+        costs: Cost of each stage.
+        users: Number ``(R,)`` of the user of each request, for intervals over users. Default: over requests.
+    """
+
+    def __init__(
+        self, scores: StageScores, weight: Floats, costs: Sequence[StageCost], users: Rows | None = None
+    ) -> None:
+        self.scores = scores
+        self.weight = weight
+        self.costs = list(costs)
+        self.users = users
+
+    @cached_property
+    def defined(self) -> NDArray[np.bool_]:
+        """The requests with a value."""
+        defined: NDArray[np.bool_] = self.weight.sum(1) > 0
+        return defined
+
+    @cached_property
+    def ranked(self) -> float:
+        """Mean number of items that enter the first stage."""
+        return float(self.scores.ranked.double().mean())
+
+    def price(
+        self, choices: Sequence[Sequence[int]], on_requests: Callable[[int], None] = lambda count: None
+    ) -> tuple[Floats, Floats]:
+        """Return the cost and the value of each choice."""
+        outcomes = search(self.scores, self.weight, choices, on_requests=on_requests)
+        return self._stage_costs(outcomes).sum(1), outcomes.values / self.defined.sum()
+
+    def measure(self, choices: Sequence[Sequence[int]]) -> Measured:
+        """Return the same with the values of single requests."""
+        outcomes = search(self.scores, self.weight, choices, per_request=True)
+        return Measured(
+            list(choices),
+            self._stage_costs(outcomes),
+            self._entered(outcomes),
+            outcomes.values[:, self.defined],
+            None if self.users is None else self.users[self.defined],
+        )
+
+    def _stage_costs(self, outcomes: Outcomes) -> Floats:
+        """Return the cost ``(choices, stages)`` of each stage."""
+        fixed, per_item, per_kept = np.array([(cost.fixed, cost.per_item, cost.per_kept) for cost in self.costs]).T
+        kept = outcomes.kept / len(self.scores)
+        costs: Floats = fixed + per_item * self._entered(outcomes) + per_kept * kept
+        return costs
+
+    def _entered(self, outcomes: Outcomes) -> Floats:
+        """Return the mean number of items ``(choices, stages)`` that enter each stage."""
+        kept = outcomes.kept[:, :-1] / len(self.scores)
+        return np.hstack([np.full((len(kept), 1), self.ranked), kept])
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Choices, the costs of their stages, and their values.
+
+    Attributes:
+        choices: The choices.
+        stage_costs: Mean cost ``(choices, stages)``.
+        entered: Mean number of items ``(choices, stages)`` that enter each stage.
+        values: Values ``(choices, requests)`` of the requests that have one.
+        users: Number of the user of each of these requests, if known.
+    """
+
+    choices: list[Sequence[int]]
+    stage_costs: Floats
+    entered: Floats
+    values: Floats
+    users: Rows | None = None
+
+    @cached_property
+    def cost(self) -> Floats:
+        """Cost of each choice."""
+        total: Floats = self.stage_costs.sum(1)
+        return total
+
+    @cached_property
+    def estimates(self) -> list[Estimate]:
+        """Mean value of each choice with its interval."""
+        return estimate_means(self.values, self.users)
+
+    def difference(self, place: int, other: int) -> Estimate:
+        """Return the mean difference of the values of two choices with its interval."""
+        (found,) = estimate_means(self.values[[place]] - self.values[[other]], self.users)
+        return found
+
+    def quota_point(self, place: int) -> FrontPoint:
+        """Return a choice of quotas."""
+        return FrontPoint(
+            quotas=list(self.choices[place]),
+            cost=float(self.cost[place]),
+            stage_costs=self.stage_costs[place].tolist(),
+            entered=self.entered[place].tolist(),
+            value=self.estimates[place],
+        )
+
+
+def estimate_means(values: Floats, users: Rows | None = None) -> list[Estimate]:
+    """Return the mean of each row with its bootstrap interval over requests, or over users with all their requests.
+
+    All rows have the same resamples, so that the interval of a row of differences is that of a paired comparison.
+    """
+    resampler = Resampler(None if users is None else torch.from_numpy(users))
+    return resampler.means(torch.from_numpy(values).unbind())

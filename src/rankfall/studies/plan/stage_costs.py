@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall.serving import Bundle
-    from rankfall.serving.encoded_requests import EncodedRequests
     from rankfall.serving.onnx_stages import Stage
+    from rankfall.serving.request_encoder import EncodedRequests
 
     OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
 

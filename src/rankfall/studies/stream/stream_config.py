@@ -23,20 +23,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import ConfigError, Section, read_source
-from rankfall.registry.stored_sources import short_name
-from rankfall.studies.method_config import Methods, Seeds, check_keys, errors_of, validated
+from rankfall._config import ConfigError, Section, read_source
+from rankfall._errors import did_you_mean
+from rankfall.registry.references import short_name
+from rankfall.studies.comparison_plan import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
 from rankfall.training.config.component_checks import has_schedule
-from rankfall.training.config.overrides import apply_overrides, merge, set_option
+from rankfall.training.config.load_config import apply_overrides, merge, set_option
 from rankfall.training.config.sections import as_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankfall._yaml_config import ConfigLike
+    from rankfall._config import ConfigLike
     from rankfall.training.config.cascade_config import CascadeConfig
 
 RUNS = "runs"

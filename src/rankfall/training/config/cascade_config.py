@@ -25,30 +25,27 @@ from pydantic import (
     model_validator,
 )
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import MAX_COUNT, OptionError, Section, shown
-from rankfall.registry.metric_names import forms, split_cutoffs, unknown_metric
-from rankfall.registry.references import absolute_references, is_reference
-from rankfall.training.config.cascade_metric_names import (
+from rankfall._config import MAX_COUNT, OptionError, Section, shown
+from rankfall._errors import did_you_mean
+from rankfall.registry.option_values import forms, unknown_metric
+from rankfall.registry.references import absolute_references, is_reference, split_cutoffs
+from rankfall.training.config.component_checks import (
     JOINT,
     JOINT_VALUE,
     PUBLISHED_NDCG,
     RESERVED,
     VALUE_NDCG,
     absolute_metric,
-    higher_is_better,
-    list_metric,
-    measures,
-    split_stage,
-)
-from rankfall.training.config.component_checks import (
     check_metric,
     check_model,
     check_objective,
     component_name,
+    higher_is_better,
+    list_metric,
+    measures,
+    split_stage,
     validate_model,
 )
-from rankfall.training.config.network_presets import with_preset
 from rankfall.training.config.sections import (
     Compile,
     ComponentSection,
@@ -65,6 +62,7 @@ from rankfall.training.config.sections import (
     Seed,
     Threads,
     TrackerNames,
+    with_preset,
 )
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import KIND, OptionError, Section
+from rankfall._config import KIND, OptionError, Section
+from rankfall._errors import did_you_mean
+from rankfall.option_types import Activation, Init, Share
 from rankfall.training.config.component_checks import (
     check_loss,
     check_metric,
@@ -28,14 +29,12 @@ from rankfall.training.config.component_checks import (
     like_reference,
     validate_model,
 )
-from rankfall.training.config.network_presets import PRESETS, with_preset
 from rankfall.training.config.sections import (
-    Activation,
+    PRESETS,
     Compile,
     ComponentSection,
     Count,
     DeviceName,
-    Init,
     Kept,
     MLflowConfig,
     Names,
@@ -45,10 +44,10 @@ from rankfall.training.config.sections import (
     Role,
     Seconds,
     Seed,
-    Share,
     Threads,
     TrackerNames,
     as_list,
+    with_preset,
 )
 
 if TYPE_CHECKING:

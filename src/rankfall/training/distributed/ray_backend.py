@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rankfall._disk import make_directory
-from rankfall._failures import BugError, is_expected, located, traceback_text
-from rankfall._files import scratch_directory
-from rankfall._ray import ATTEMPTS, enter
-from rankfall._seal import verification, verifies
-from rankfall._yaml_config import ConfigError
+from rankfall._config import ConfigError
+from rankfall._engine import ATTEMPTS, enter
+from rankfall._errors import BugError, is_expected, located, traceback_text
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import scratch_directory
+from rankfall.storage.manifests import verification, verifies
 from rankfall.training.distributed.group import Group, LostError, PeerError, Processes
-from rankfall.training.distributed.ray_channel import ProgressActor
+from rankfall.training.methods import train
 from rankfall.training.run_directory import (
     EnvironmentFailure,
     Step,
@@ -31,14 +31,50 @@ from rankfall.training.run_directory import (
     mark_for_replacement,
     unmark_for_replacement,
 )
-from rankfall.training.train import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rankfall._ray import Ray
+    from rankfall._engine import Ray
     from rankfall.training.config.load_config import TrainConfig
+
+
+class ProgressActor:
+    """Queue of messages from the training processes to the command, and the command's request to stop."""
+
+    def __init__(self) -> None:
+        self._messages: list[tuple[str, Any]] = []
+        self._starts = 0
+        self._failed = self._stop_requested = False
+
+    def start(self) -> int | None:
+        """Count a start of the processes.
+
+        Returns:
+            The number of earlier starts. None if an earlier one ended with an error, which would come up again.
+        """
+        self._starts += 1
+        return None if self._failed else self._starts - 1
+
+    def send(self, kind: str, content: object) -> None:
+        """Add a message to the queue."""
+        self._failed = self._failed or kind in ("error", "bug")
+        self._messages.append((kind, content))
+
+    def receive(self) -> list[tuple[str, Any]]:
+        """Return and remove all messages of the queue."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def request_stop(self) -> None:
+        """Ask the training processes to stop early."""
+        self._stop_requested = True
+
+    def stop_requested(self) -> bool:
+        """Return whether the processes were asked to stop."""
+        return self._stop_requested
+
 
 _INTERVAL = 0.5  # seconds between progress messages, and between checks for a request to stop
 

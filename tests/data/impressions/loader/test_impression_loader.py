@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 from rankfall.data import ImpressionLoader, Impressions
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
-from rankfall.data.impressions.items import item_table
+from rankfall.data.impressions.items import impression_schema, item_schema, item_table
+from rankfall.data.impressions.loader.impression_loader import block_shuffled
 from rankfall.data.impressions.loader.negatives import TargetLists, draw
-from rankfall.data.impressions.loader.order import block_shuffled
-from rankfall.data.impressions.loader.prefetch import Prefetcher
+from rankfall.data.impressions.loader.window import Prefetcher
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.log_writer import LogWriter
-from rankfall.data.impressions.schema import impression_schema, item_schema
 from rankfall.data.impressions.spec import features_of, validate_spec
 from support.sealing import seal_again
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankfall.data import ImpressionLoader
-from rankfall.data.impressions.loader.label_schemes import (
+from rankfall.data.impressions.loader.negatives import (
     first_ordered_depth,
     published_grades,
     rank_grades,
     relevance_grades,
 )
-from rankfall.data.impressions.sampler import full_stage_grades
+from rankfall.data.impressions.requests import full_stage_grades
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.simulation.simulate import Simulation, simulate_log
 

@@ -9,9 +9,9 @@ import pytest
 
 from rankfall.cli import main
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.data.sources.letor.check_letor import check_letor
+from rankfall.data.sources.letor.parse import Recipe
 from rankfall.data.sources.letor.prepare_letor import prepare_letor
-from rankfall.data.sources.letor.recipe import Recipe
+from rankfall.data.sources.letor.split_reader import check_letor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 from typer.testing import CliRunner
 
-from rankfall import _disk
 from rankfall.commands.prepare import app
 from rankfall.data import Moments, RankingData, Recipe, prepare_letor
-from rankfall.data.sources.letor import text_files as source_module
-from rankfall.data.sources.letor import write_splits as preparation
-from rankfall.data.sources.letor.parse import Line, Rules, parse_block, parse_line
-from rankfall.data.sources.letor.text_files import TextFile
-from rankfall.data.sources.letor.write_splits import sample, sample_with_replacement
+from rankfall.data.sources.letor import parse as source_module
+from rankfall.data.sources.letor import prepare_letor as preparation
+from rankfall.data.sources.letor.parse import Line, Rules, TextFile, parse_block, parse_line
+from rankfall.data.sources.letor.prepare_letor import sample, sample_with_replacement
+from rankfall.storage import disk as _disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,14 +14,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import rankfall as rf
-from rankfall import _disk
 from rankfall.cli import main
-from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.impressions.log_watcher import LogWatcher
+from rankfall.data.impressions.log import ImpressionLog, LogWatcher
 from rankfall.data.impressions.spec import Categorical, FeatureGroups, table_of
-from rankfall.data.sources.rows import append_rows as appending
-from rankfall.data.sources.rows.append_rows import append_rows
-from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows import prepare_rows as appending
+from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
+from rankfall.storage import disk as _disk
 from support.fuzzing import cases
 from support.row_logs import DAY, START, logs, spec_of, write_rows
 from support.rows_witness import Row, Witness

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.rows.columns import find_columns
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.data.sources.rows.raw_log import find_columns
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,16 +20,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from rankfall._leftovers import LeftoverWarning
-from rankfall.data.impressions.counts import stage_counts
 from rankfall.data.impressions.log import ImpressionLog, is_log
+from rankfall.data.impressions.requests import stage_counts
 from rankfall.data.impressions.spec import Spec, validate_spec
 from rankfall.data.sources.problems import TooManyBadError
-from rankfall.data.sources.rows import fit
-from rankfall.data.sources.rows import incremental_merge as collect
+from rankfall.data.sources.rows import log_state as fit
+from rankfall.data.sources.rows import portions as collect
 from rankfall.data.sources.rows import prepare_rows as preparing
 from rankfall.data.sources.rows import row_files as source
 from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
+from rankfall.storage.files import LeftoverWarning
 from support.row_logs import DAY, STAGES, START, logs, write_rows
 from support.rows_witness import Row, Witness
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rankfall as rf
-from rankfall._seal import SEAL
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.object_storage import list_objects
 from rankfall.data.sources.rows import stored_rows
 from rankfall.data.sources.rows.prepare_rows import prepare_rows
+from rankfall.storage.manifests import SEAL
 from support.command_line import run
 from support.network import connections_of
 from support.paths import PYTHONPATH

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rankfall import _disk
-from rankfall.serving.recording.sinks import open_sink
-from rankfall.serving.recording.sinks.file_sink import FileSink
+from rankfall.serving.recording.sinks import FileSink, open_sink
+from rankfall.storage import disk as _disk
 from support.records import events, ids_in, samples
 
 if TYPE_CHECKING:

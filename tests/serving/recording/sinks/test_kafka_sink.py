@@ -16,7 +16,7 @@ from support.records import events, hashes, ids_in, samples
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.serving.recording.sinks.sink import Sink
+    from rankfall.serving.recording.sinks import Sink
     from support.kafka_mock import KafkaMock
 
 pytestmark = pytest.mark.service
@@ -42,7 +42,7 @@ def test_records_arrive_in_order(kafka_mock: KafkaMock, tmp_path: Path) -> None:
 
 
 def test_large_batches_are_divided(kafka_mock: KafkaMock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.serving.recording.sinks.kafka_sink.MAX_MESSAGE", 8000)
+    monkeypatch.setattr("rankfall.serving.recording.kafka.MAX_MESSAGE", 8000)
     url = f"kafka://{kafka_mock.address}/large"
     sink = open_sink(url)
     sink.write("events", events(*hashes(1000)), durable=True)
@@ -86,7 +86,7 @@ def test_cluster_that_does_not_answer(kafka_mock: KafkaMock, tmp_path: Path) -> 
 
 
 def test_unconfirmed_messages_have_a_limit(kafka_mock: KafkaMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.serving.recording.sinks.kafka_sink.MAX_UNCONFIRMED", 16)
+    monkeypatch.setattr("rankfall.serving.recording.kafka.MAX_UNCONFIRMED", 16)
     sink = open_sink(f"kafka://{kafka_mock.address}/limit")
     kafka_mock.signal(signal.SIGSTOP)
     try:
@@ -101,7 +101,7 @@ def test_unconfirmed_messages_have_a_limit(kafka_mock: KafkaMock, monkeypatch: p
 def test_fatal_error_begins_a_new_producer(kafka_mock: KafkaMock, tmp_path: Path) -> None:
     from confluent_kafka import KafkaError
 
-    from rankfall.serving.recording.sinks.kafka_sink import KafkaSink
+    from rankfall.serving.recording.kafka import KafkaSink
 
     url = f"kafka://{kafka_mock.address}/fatal"
     sink = open_sink(url)

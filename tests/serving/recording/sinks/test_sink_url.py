@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankfall.serving.recording.sinks.sink_url import BrokerUrl, parse_sink
+from rankfall.serving.recording.sinks import BrokerUrl, parse_sink
 
 
 @pytest.mark.parametrize(

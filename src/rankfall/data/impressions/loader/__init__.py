@@ -6,9 +6,7 @@ holds all of them, `label_schemes` changes grades, `batch` holds the tensors, `p
 thread, and `impression_loader` combines them.
 """
 
-from rankfall.data.impressions.loader.batch import Impressions
-from rankfall.data.impressions.loader.day_catalogue import Catalogue
-from rankfall.data.impressions.loader.impression_loader import ImpressionLoader
-from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
+from rankfall.data.impressions.loader.impression_loader import Catalogue, ImpressionLoader, ItemFirstSeen
+from rankfall.data.impressions.loader.window import Impressions
 
 __all__ = ["Catalogue", "ImpressionLoader", "Impressions", "ItemFirstSeen"]

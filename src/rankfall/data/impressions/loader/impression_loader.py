@@ -11,32 +11,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from zlib import crc32
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 
-from rankfall._argument_types import checked
-from rankfall._suggestions import did_you_mean
-from rankfall._yaml_config import MAX_COUNT
-from rankfall.data.impressions.loader.batch import Impressions
-from rankfall.data.impressions.loader.day_catalogue import Catalogue, catalogue_of
-from rankfall.data.impressions.loader.item_first_seen import ItemFirstSeen
-from rankfall.data.impressions.loader.label_schemes import (
+from rankfall._config import MAX_COUNT
+from rankfall._errors import checked, did_you_mean
+from rankfall.data.arrays import rank_share, spans
+from rankfall.data.impressions.compatibility import WITHOUT_THEM, depends_on_request
+from rankfall.data.impressions.items import BLOCK
+from rankfall.data.impressions.loader.negatives import (
+    KnownItems,
     Labels,
+    TargetLists,
+    append,
+    close_up,
+    draw,
     first_ordered_depth,
+    pool_of_batch,
     published_grades,
     rank_grades,
     relevance_grades,
 )
-from rankfall.data.impressions.loader.negatives import KnownItems, TargetLists, append, close_up, draw, pool_of_batch
-from rankfall.data.impressions.loader.order import RandomStream, block_shuffled, generator, in_file_order
-from rankfall.data.impressions.loader.prefetch import Prefetcher
-from rankfall.data.impressions.loader.window import LEFT_OUT, DayBlocks, Window, layout_of, lengths_of, mask_of
+from rankfall.data.impressions.loader.window import (
+    LEFT_OUT,
+    LIST,
+    DayBlocks,
+    Impressions,
+    Prefetcher,
+    Window,
+    layout_of,
+    lengths_of,
+    mask_of,
+)
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.impressions.log_warnings import WITHOUT_THEM, depends_on_request
-from rankfall.data.impressions.schema import BLOCK
-from rankfall.data.indexing import rank_share
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -44,11 +57,145 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from rankfall.data.impressions.loader.negatives import Pool
-    from rankfall.data.impressions.loader.order import Rows
     from rankfall.data.impressions.loader.window import Arrays
     from rankfall.data.impressions.log import Day
+
+    Rows = NDArray[np.int64]
+
+PREFIX = "item."  # of the columns of item features
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Catalogue:
+    """M items and their features in the item table, as a service has them.
+
+    Attributes:
+        day: The day.
+        item: Item numbers ``(M,)``, sorted.
+        features: Features by name, ``(M,)``, or ``(M, size)`` for vectors.
+    """
+
+    day: str
+    item: Tensor
+    features: dict[str, Tensor]
+
+    def __len__(self) -> int:
+        """The number of items."""
+        return len(self.item)
+
+    def places(self, item: Tensor, mask: Tensor) -> Tensor:
+        """Return the places of items in the catalogue, in any shape; the number of items where masked.
+
+        Raises:
+            ValueError: If a real item is not in the catalogue.
+        """
+        found = torch.searchsorted(self.item, item)
+        known = self.item[found.clamp(max=len(self) - 1)] == item
+        if not bool((known | ~mask).all()):
+            missing = int(item[~known & mask][0])
+            raise ValueError(f"path: item {missing} of {self.day} is not in the item table of its log")
+        return found.masked_fill(~mask, len(self))
+
+
+def catalogue_of(day: str, pool: Pool) -> Catalogue:
+    """Return the catalogue of the items known at the end of a day."""
+    chosen = slice(None) if pool.places is None else pool.places
+    features = {
+        name.removeprefix(PREFIX): torch.from_numpy(values[chosen].copy()) for name, values in pool.features.items()
+    }
+    return Catalogue(day, torch.from_numpy(pool.items.copy()), features)
+
+
+class ItemFirstSeen:
+    """The index of the first day on which an item is in an impression, as a candidate or among the left-out items.
+
+    Each day is read once, also if several loaders share the object, as long as the days before it stay the same.
+    """
+
+    def __init__(self) -> None:
+        self._days: list[tuple[str, str]] = []  # names and checksums
+        self._items = np.empty(0, np.int32)  # sorted
+        self._first = np.empty(0, np.int32)
+
+    def numbers(self, log: ImpressionLog, days: Iterable[str], items: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the first day of each item as an index into `days`, or the number of days if no day has it."""
+        chosen = [log.days[name] for name in days]
+        for number, day in enumerate(chosen):
+            key = day.name, str(day.manifest["sha256"])
+            if self._days[number : number + 1] != [key]:
+                self._discard(number)
+                self._read(log, day)
+                self._days.append(key)
+        if not len(self._items):
+            return np.full(len(items), len(chosen), np.int32)
+        places = np.minimum(np.searchsorted(self._items, items), len(self._items) - 1)
+        found = np.where(self._items[places] == items, self._first[places], len(chosen))
+        return np.minimum(found, len(chosen)).astype(np.int32)
+
+    def _discard(self, number: int) -> None:
+        """Discard everything that was read from this day on."""
+        kept = self._first < number
+        self._days, self._items, self._first = self._days[:number], self._items[kept], self._first[kept]
+
+    def _read(self, log: ImpressionLog, day: Day) -> None:
+        blocks = DayBlocks(log, day)
+        found = np.concatenate([pc.unique(blocks.items(column)).to_numpy() for column in (LIST, LEFT_OUT)])
+        new = np.setdiff1d(found, self._items)
+        places = np.searchsorted(self._items, new)
+        self._items = np.insert(self._items, places, new)
+        self._first = np.insert(self._first, places, len(self._days))
+
+
+class RandomStream(IntEnum):
+    """The independent streams of random numbers."""
+
+    BLOCKS = 0
+    WINDOW = 1
+    NEGATIVES = 2
+
+
+def generator(seed: int, epoch: int, day: str, use: RandomStream, number: int = 0) -> np.random.Generator:
+    """Return the random numbers of one stream of a day in an epoch."""
+    return np.random.default_rng([seed, epoch, crc32(day.encode()), use, number])
+
+
+def in_file_order(first: int, last: int) -> Rows:
+    """Return the rows at the positions from `first` to `last` of a day that is not shuffled."""
+    return np.arange(first, last)
+
+
+def block_shuffled(starts: Rows, first: int, last: int, *, seed: int, epoch: int, day: str) -> Rows:
+    """Return the rows at the positions from `first` to `last`, a window of a shuffled day.
+
+    The blocks are put in a random order on a circle, which is cut at a random position, so that all rows are equally
+    likely at the end. The window takes its part of the circle and shuffles it.
+
+    Args:
+        starts: Where the blocks of the file begin, and where the last one ends.
+        first: The first position.
+        last: The position after the last.
+        seed: The seed of the loader.
+        epoch: The epoch.
+        day: The name of the day.
+    """
+    rng = generator(seed, epoch, day, RandomStream.BLOCKS)
+    blocks, count = rng.permutation(len(starts) - 1), int(starts[-1])
+    begin = int(rng.integers(count)) + first
+    parts = [_part(starts, blocks, begin - turn, begin - turn + last - first) for turn in (0, count)]
+    return generator(seed, epoch, day, RandomStream.WINDOW, first).permutation(np.concatenate(parts))
+
+
+def _part(starts: Rows, blocks: Rows, first: int, last: int) -> Rows:
+    """Return the rows from `first` to `last` of the blocks in their order; positions below 0 have no rows."""
+    sizes = np.diff(starts)[blocks]
+    places = np.cumsum(sizes) - sizes
+    begin, end = np.maximum(places, first), np.minimum(places + sizes, last)
+    here = begin < end
+    return spans((starts[blocks] + begin - places)[here], (end - begin)[here])
+
 
 Source = Literal["items", "batch"]
 

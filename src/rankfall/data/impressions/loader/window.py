@@ -7,23 +7,28 @@ impressions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import weakref
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
-from rankfall.data.impressions.schema import check_schema
-from rankfall.data.indexing import spans
+from rankfall.data.arrays import spans
+from rankfall.data.impressions.items import check_schema
 from rankfall.encoding import UNSEEN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    import torch
     from numpy.typing import NDArray
 
-    from rankfall.data.impressions.loader.order import Rows
+    from rankfall.data.impressions.loader.impression_loader import Rows
     from rankfall.data.impressions.log import Day, ImpressionLog
     from rankfall.data.impressions.spec import Feature
 
@@ -301,3 +306,162 @@ def _pad(flat: NDArray[Any], mask: NDArray[np.bool_] | None, out: NDArray[Any], 
     else:
         out[...] = padding
         out[mask] = flat
+
+
+@dataclass(slots=True, repr=False)
+class Impressions:
+    """Impressions of one day: ``batch.user["age"]``, ``batch.items["author_id"]``.
+
+    A batch has B impressions with lists of N items, both constant where the loader can keep them so. Ids are int32,
+    numbers float32; vectors have a last dimension for their numbers. Where `mask` is False there is padding.
+    """
+
+    day: str
+    rows: Tensor  # (B,) int64, the rows of the impressions in the file of the day
+    time: Tensor  # (B,) int64, milliseconds since 1970
+    user: dict[str, Tensor]  # (B,)
+    context: dict[str, Tensor]  # (B,)
+    sequences: dict[str, dict[str, Tensor]]  # (B, L) int32, oldest first, then 0 up to the sequence's maximum length
+    sequence_mask: dict[str, Tensor]  # (B, L) bool
+    item: Tensor  # (B, N) int32, -1 in padding
+    items: dict[str, Tensor]  # (B, N), 0 in padding
+    depth: Tensor  # (B, N) int32, -1 for added negatives and padding
+    rank: Tensor  # (B, N) int32, -1 for none
+    relevance: Tensor  # (B, N) float32, 0 for added negatives and padding
+    grade: Tensor  # (B, N) int32, 0 for added negatives and padding
+    feedback: dict[str, Tensor]  # (B, N) float32, 0 for added negatives and padding
+    mask: Tensor  # (B, N) bool, True for items
+    truth: Tensor | None = None  # (B, N) float32, NaN for added negatives, 0 in padding
+    position: Tensor | None = None  # (B, N) int32, from 0 for the first; -1 for not shown, added negatives and padding
+    inclusion: Tensor | None = None  # (B, N) float32, the probability of the draw; 1 for added negatives and padding
+
+    def __len__(self) -> int:
+        """The number of impressions."""
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        """Names, types and shapes, one line per attribute."""
+        lines = [f"    {field.name}={_shown(getattr(self, field.name))}" for field in fields(self)]
+        return "\n".join(["Impressions(", *lines, ")"])
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all tensors in bytes."""
+        sizes: list[int] = []
+
+        def note(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        self._map(note)
+        return sum(sizes)
+
+    def take(self, rows: slice) -> Impressions:
+        """Return some of the impressions, without copying them."""
+        return self._map(lambda tensor: tensor[rows])
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Impressions:
+        """Copy the batch to another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Impressions:
+        """Copy the batch to pinned memory, from which a GPU can copy asynchronously."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Impressions:
+        return Impressions(**{field.name: _mapped(getattr(self, field.name), change) for field in fields(self)})
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    return {name: _mapped(part, change) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        device = "" if value.device.type == "cpu" else f" {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{device}"
+    if isinstance(value, dict):
+        alike: dict[str, list[str]] = {}
+        for name, part in value.items():
+            alike.setdefault(_shown(part), []).append(name)
+        return "{" + "; ".join(f"{', '.join(names)}: {shape}" for shape, names in alike.items()) + "}"
+    return repr(value)
+
+
+T = TypeVar("T")
+
+
+class _End:
+    """Marks the end of the results, with the error that caused it, if any."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+class _Exchange(Generic[T]):
+    """The queues between the thread and the iterator.
+
+    Simple queues can be used while garbage is collected, whatever the thread was doing at that moment.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.results: SimpleQueue[T | _End] = SimpleQueue()
+        self.room: SimpleQueue[None] = SimpleQueue()  # one entry per result that may still be queued
+        self.stopped = False
+        for _ in range(depth):
+            self.room.put(None)
+
+    def work(self, source: Iterator[T]) -> None:
+        """Put results into the queue until the iterator stops."""
+        end = _End()
+        try:
+            for result in source:
+                self.room.get()
+                if self.stopped:
+                    return
+                self.results.put(result)
+                del result  # otherwise it would stay in memory until the next one is ready
+        except BaseException as error:
+            end = _End(error)
+        self.results.put(end)
+
+    def stop(self, thread: Thread) -> None:
+        """Stop the thread after its current result."""
+        self.stopped = True
+        self.room.put(None)  # the thread may be waiting for room
+        if thread is not current_thread():
+            thread.join()
+
+
+class Prefetcher(Generic[T]):
+    """An iterator over `source` whose next results are computed in a thread.
+
+    Errors of the thread are raised here, after the results before them. The thread ends with :meth:`close`, when the
+    iterator is garbage collected and at the end of the program, in each case after its current result.
+
+    Args:
+        source: The iterator to run in the thread.
+        depth: The largest number of results to compute ahead.
+    """
+
+    def __init__(self, source: Iterator[T], depth: int) -> None:
+        self._exchange: _Exchange[T] = _Exchange(depth)
+        # The thread must not refer to this object, or it would never be garbage collected.
+        thread = Thread(target=self._exchange.work, args=(source,), name="rankfall-loader", daemon=True)
+        self.close = weakref.finalize(self, self._exchange.stop, thread)
+        thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        """Return the iterator itself."""
+        return self
+
+    def __next__(self) -> T:
+        """Return the next result; wait for it if necessary."""
+        result = self._exchange.results.get()
+        if isinstance(result, _End):
+            self.close()
+            raise StopIteration if result.error is None else result.error
+        self._exchange.room.put(None)
+        return result

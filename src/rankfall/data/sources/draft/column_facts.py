@@ -2,23 +2,339 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+import unicodedata
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import polars as pl
 
+from rankfall._errors import did_you_mean
 from rankfall.data.impressions.encoding import parse_times
-from rankfall.data.sources.draft.column_words import MOMENT, words
-from rankfall.data.sources.rows.column_types import text_type
+from rankfall.data.sources.rows.row_files import text_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rankfall.data.impressions.spec import Unit
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
 
     OnInvalid = Callable[[RowFile, InvalidRow], None]
+
+ID = {"id", "ids", "nr", "no", "num", "number", "nummer", "key", "code", "uuid", "guid", "hash", "kennung", "ident"}
+MOMENT = {
+    *("time", "timestamp", "ts", "date", "datetime", "datum", "zeit", "zeitpunkt", "zeitstempel", "uhrzeit"),
+    *("at", "when", "created", "epoch", "hora", "fecha", "heure", "horodatage", "tijd", "ms", "utc"),
+}
+DAY = {"day", "tag", "dt", "ds", "date", "datum", "partition", "jour", "dia", "fecha"}
+
+KEYS: dict[str, set[str]] = {
+    "request": {
+        *("request", "req", "requests", "query", "qid", "search", "srch", "impression", "imp", "auction", "slate"),
+        *("session", "sess", "pageview", "pv", "page", "view", "list", "anfrage", "suche", "suchanfrage", "such"),
+        *("sitzung", "seitenaufruf", "aufruf", "requete", "recherche", "solicitud", "busqueda", "trace", "rid"),
+    },
+    "item": {
+        *("item", "iid", "product", "prod", "pid", "sku", "asin", "article", "artikel", "produkt", "video", "vid"),
+        *("doc", "document", "docid", "ad", "song", "track", "movie", "film", "book", "hotel", "prop", "listing"),
+        *("offer", "angebot", "news", "post", "content", "produit", "articulo", "producto", "candidate", "kandidat"),
+        *("photo", "note", "job", "property", "restaurant", "recipe", "goods"),
+    },
+    "user": {
+        *("user", "uid", "visitor", "customer", "cust", "client", "member", "kunde", "kunden", "nutzer", "benutzer"),
+        *("besucher", "account", "konto", "person", "usuario", "cliente", "utilisateur", "cookie", "viewer", "shopper"),
+        *("traveler", "guest", "subscriber", "profile"),
+    },
+}
+LABEL = {
+    *("click", "clicked", "clicks", "clk", "klick", "geklickt", "angeklickt", "clic", "purchase", "purchased"),
+    *("bought", "buy", "gekauft", "kauf", "conversion", "converted", "booking", "booked", "gebucht", "label", "target"),
+    *("relevance", "relevant", "rel", "relevanz", "like", "liked", "rating", "grade", "cart", "warenkorb", "favorite"),
+    *("interaction", "interacted", "follow", "forward", "comment", "share", "install", "watched", "viewed", "played"),
+    *("achat", "compra", "comprado", "bestellt", "ordered", "conv", "cvr", "feedback", "response", "engaged"),
+}
+CLICK = {"click", "clicked", "clicks", "clk", "klick", "geklickt", "angeklickt", "clic"}
+SHOWN = {"shown", "show", "realshow", "displayed", "exposed", "exposure", "angezeigt", "gezeigt", "visible", "seen"}
+VIEW = {"view", "viewed", "watched", "played"}
+HISTORIC = {
+    *("count", "cnt", "num", "avg", "mean", "rate", "ctr", "total", "sum", "anzahl", "ratio", "share", "days", "past"),
+    *("last", "prev", "previous", "hist", "history", "prob", "pred", "predicted", "score"),
+}
+STAGE = {"stage", "stufe", "phase", "depth", "funnel", "layer", "etape", "tiefe", "event", "action", "step", "status"}
+RANK = {"rank", "rang", "ranking", "order", "ord", "idx", "index", "platz"}
+POSITION = {"position", "pos", "slot", "placement", "platz", "platzierung", "place", "posicion"}
+SCORE = {"score", "scores", "logit", "prediction", "pred", "predicted", "punktzahl", "pctr", "pcvr"}
+SEQUENCE = {"history", "hist", "sequence", "seq", "recent", "last", "past", "previous", "verlauf", "events"}
+CATEGORY = {
+    *("category", "cat", "kategorie", "brand", "marke", "type", "typ", "class", "group", "segment", "gender", "city"),
+    *(
+        "country",
+        "location",
+        "destination",
+        "land",
+        "stadt",
+        "region",
+        "zip",
+        "plz",
+        "device",
+        "channel",
+        "level",
+        "author",
+        "seller",
+        "shop",
+    ),
+    *("store", "color", "farbe", "size", "genre", "language", "sprache", "province", "weekday", "month", "hour"),
+}
+
+COARSE = {"coarse", "rough", "grob"}
+
+# Names of stages and of what happens to items, from the beginning of the funnel to its end.
+FUNNEL: list[set[str]] = [
+    {"candidate", "candidates", "pool", "none", "kandidat"},
+    {"retrieval", "retrieved", "recall", "recalled", "match", "matched", "matching", "gefunden"},
+    {"prerank", "preranked", "preranking", "preselection", "vorauswahl", "vorsortiert", "filter", "filtered"},
+    COARSE,
+    {"rank", "ranked", "ranking", "fine", "fein", "sortiert", "gerankt", "scored"},
+    {"rerank", "reranked", "reranking", "mix", "mixed", "final", "blended"},
+    {*SHOWN, "impression", "impressed", "view", "viewed", "ansicht", "display", "listed", "page"},
+    {*CLICK, "detail", "open", "opened"},
+    {"cart", "warenkorb", "basket", "wishlist", "addtocart"},
+    {
+        "purchase",
+        "purchased",
+        "bought",
+        "buy",
+        "kauf",
+        "gekauft",
+        "order",
+        "ordered",
+        "booking",
+        "booked",
+        "conversion",
+    },
+]
+_PREFIXES = {"pre", "re", "p"}  # pre_rank, pre-rank and pCTR are one word
+_OUTCOMES = {"neg": 0, "negative": 0, "dropped": 0, "pos": 1, "positive": 1, "kept": 1}
+
+
+def words(name: str) -> list[str]:
+    """Return the lower-case words of a name, without accents.
+
+    >>> words("KundenNr"), words("pre_rank"), words("Größe (cm)"), words("userid"), words("Artikelnummer")
+    (['kunden', 'nr'], ['prerank'], ['grosse', 'cm'], ['user', 'id'], ['artikel', 'nummer'])
+    """
+    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss"))
+    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", plain)
+    parts = [part for part in re.split(r"[^a-z0-9]+", plain.lower()) if part]
+    found: list[str] = []
+    for part in parts:
+        if found and found[-1] in _PREFIXES:
+            found[-1] += part
+        else:
+            found += _split(part)
+    return found
+
+
+def _split(word: str) -> list[str]:
+    """Split a word that ends in a word for ids, such as userid and Kundennummer, if the rest is a known key."""
+    for ending in sorted(ID, key=len, reverse=True):
+        rest = word.removesuffix(ending)
+        if rest != word and any(rest in known for known in KEYS.values()):
+            return [rest, ending]
+    return [word]
+
+
+def key_match(name: str, role: str) -> int:
+    """Return how well a name fits a key: 3 for the key itself, 2 with other words for ids, 1 for an id of a part, or 0.
+
+    >>> key_match("userId", "user"), key_match("user_city", "user"), key_match("parent_product_id", "item")
+    (3, 0, 1)
+    >>> key_match("visitor_country_id", "user")
+    0
+    """
+    found = words(name)
+    rest = [word for word in found if word not in ID]
+    known = KEYS[role]
+    if rest and all(word in known for word in rest):
+        return 3
+    if not rest and found:
+        return 1 if role == "request" else 0  # a column "id"
+    of_part = len(rest) < len(found) and any(word in known for word in rest) and not CATEGORY & set(rest)
+    return 1 if of_part else 0
+
+
+def funnel_place(name: str) -> tuple[int, int] | None:
+    """Return the place of a stage in a funnel, from its name; None if the name is unknown.
+
+    >>> funnel_place("prerank_neg") < funnel_place("rank_neg") < funnel_place("rank_pos") < funnel_place("is_shown")
+    True
+    >>> funnel_place("coarse_rank") < funnel_place("fine_rank")
+    True
+    """
+    found = words(name)
+    places = [place for place, known in enumerate(FUNNEL) if known & set(found)]
+    if not places:
+        return None
+    place = min(places) if COARSE & set(found) else max(places)
+    return place, max((_OUTCOMES[word] for word in found if word in _OUTCOMES), default=0)
+
+
+Role = Literal[
+    "request",
+    "item",
+    "user",
+    "time",
+    "day",
+    "stage",
+    "flag",
+    "rank",
+    "position",
+    "label",
+    "feedback",
+    "sequence",
+    "user_feature",
+    "context_feature",
+    "item_feature",
+    "ignore",
+]
+Confidence = Literal["given", "high", "medium", "low"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SINGLE: tuple[Role, ...] = ("request", "item", "user", "time", "day", "stage", "rank", "position", "label")
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The role of a column.
+
+    Attributes:
+        column: Name of the column.
+        role: Its role.
+        confidence: How certain the guess is; ``given`` if the caller decided.
+        why: What the role was guessed from.
+    """
+
+    column: str
+    role: Role
+    confidence: Confidence
+    why: str
+
+
+@dataclass
+class Guesses:
+    """The roles of all columns.
+
+    Attributes:
+        of: The guess of each column, in the order of the log.
+        stages: Names of the stages in the order of the funnel, or the columns of flags; empty without a funnel.
+        problems: What could not be decided, without which no log can be prepared.
+        checks: What a person should look at.
+    """
+
+    of: dict[str, Guess] = field(default_factory=dict)
+    stages: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
+
+    @property
+    def relevant_stage(self) -> int:
+        """The number of the stage from which on items are relevant, if there is no label: clicks, or the last one."""
+        clicks = [number for number, stage in enumerate(self.stages) if CLICK & set(words(stage))]
+        return clicks[0] if clicks and clicks[0] else len(self.stages) - 1
+
+    def one(self, role: Role) -> str | None:
+        """Return the column of a role, or None."""
+        return next(iter(self.all(role)), None)
+
+    def all(self, role: Role) -> list[str]:
+        """Return all columns of a role."""
+        return [column for column, guess in self.of.items() if guess.role == role]
+
+
+def parse_given(given: Iterable[str], columns: Sequence[str]) -> dict[str, Role]:
+    """Return the roles of columns from texts ``ROLE=COLUMN``.
+
+    Raises:
+        ValueError: If a role or column does not exist, or two columns have a role that one column has.
+    """
+    found: dict[str, Role] = {}
+    for text in given:
+        role, equals, column = text.partition("=")
+        if not equals or role not in ROLES:
+            raise ValueError(
+                f"role: found {text!r}{did_you_mean(role, ROLES)}; expected ROLE=COLUMN with one of {', '.join(ROLES)}"
+            )
+        if column not in columns:
+            raise ValueError(
+                f"role: found no column {column!r}{did_you_mean(column, columns)}; the columns are {', '.join(columns)}"
+            )
+        if column in found:
+            raise ValueError(f"role: found two roles of {column!r}, {found[column]} and {role}, expected one")
+        found[column] = role
+    for role in SINGLE:
+        twice = [column for column, other in found.items() if other == role]
+        if len(twice) > 1:
+            raise ValueError(f"role: found {role}={twice[0]} and {role}={twice[1]}, expected one column")
+    return found
+
+
+def as_json(guess: Guess) -> dict[str, Any]:
+    """Return a guess as JSON values."""
+    return {"column": guess.column, "role": guess.role, "confidence": guess.confidence, "why": guess.why}
+
+
+CONSTANT = 0.98  # share of the values of a key in whose rows a column has one value: a few rows may be wrong
+
+
+class Evidence:
+    """Facts about columns, and the roles that were found so far.
+
+    Args:
+        sample: Rows and facts.
+        given: Roles by column that are already decided.
+    """
+
+    def __init__(self, sample: Sample, given: Mapping[str, Role]) -> None:
+        self.sample, self.frame, self.facts = sample, sample.frame, sample.facts
+        self.guesses = Guesses()
+        self.found: dict[str, Guess] = {}
+        for column, role in given.items():
+            self.set(column, role, "given", "--role")
+
+    def set(self, column: str, role: Role, confidence: Confidence, why: str) -> None:
+        """Set the role of a column."""
+        self.found[column] = Guess(column, role, confidence, why)
+
+    def column(self, role: Role) -> str | None:
+        """Return the first column with a role, or None."""
+        return next((column for column, guess in self.found.items() if guess.role == role), None)
+
+    def free(self) -> list[ColumnFacts]:
+        """Return the columns without a role."""
+        return [facts for name, facts in self.facts.items() if name not in self.found]
+
+    def is_constant(self, key: str | None, column: str) -> bool:
+        """Return whether a column has one value per value of a key, with few exceptions."""
+        return key is not None and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
+
+    def per_request(self, column: str, *, least: float = 1.0) -> bool:
+        """Return whether a column has one value per request. Prepared logs refuse a single exception.
+
+        Args:
+            column: The column.
+            least: The share of requests with one value. Below 1 for roles that a name or type already suggests:
+                :func:`check_keys` names the exceptions.
+        """
+        request = self.column("request")
+        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
+
+    def problem(self, role: Role, text: str, candidates: Sequence[str] = ()) -> None:
+        """Note that a role cannot be decided, and which option decides it."""
+        named = candidates[0] if candidates else "COLUMN"
+        more = f" (candidates: {', '.join(candidates)})" if len(candidates) > 1 else ""
+        self.guesses.problems.append(f"{role}: {text}; try --role {role}={named}{more}")
+
 
 Kind = Literal["empty", "truth", "whole", "number", "text", "time", "list", "vector", "other"]
 

@@ -12,30 +12,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall.data.impressions.assemble import RepeatCounts
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
-from rankfall.data.impressions.repeats import RepeatCounts
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
-from rankfall.data.sources.draft.column_facts import read_sample, with_table
-from rankfall.data.sources.draft.draft_config import LogShape, draft_cascade_config, draft_ranker_config
-from rankfall.data.sources.draft.draft_spec import draft_spec, feature_name, is_stage_name, items_per_stage
-from rankfall.data.sources.draft.guess_roles import guess_roles, guess_table_columns
-from rankfall.data.sources.draft.roles import parse_given
+from rankfall.data.sources.draft.column_facts import parse_given, read_sample, with_table
+from rankfall.data.sources.draft.draft_spec import (
+    LogShape,
+    draft_cascade_config,
+    draft_ranker_config,
+    draft_spec,
+    feature_name,
+    is_stage_name,
+    items_per_stage,
+)
+from rankfall.data.sources.draft.guesses import guess_roles, guess_table_columns
 from rankfall.data.sources.object_storage import is_url
+from rankfall.data.sources.rows.prepare_rows import Step
 from rankfall.data.sources.rows.row_files import SUFFIXES, find_row_files
-from rankfall.data.sources.rows.row_inputs import Step
 from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rankfall._engine import Report
-    from rankfall.data.sources.draft.column_facts import Sample
-    from rankfall.data.sources.draft.roles import Guesses, Role
-    from rankfall.data.sources.rows.columns import Origin
-    from rankfall.data.sources.rows.raw_log import Tables
+    from rankfall.data.sources.draft.column_facts import Guesses, Role, Sample
+    from rankfall.data.sources.rows.prepare_rows import OnProgress
+    from rankfall.data.sources.rows.raw_log import Origin, Tables
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
-    from rankfall.data.sources.rows.row_inputs import OnProgress
 
 SPEC, CONFIG = "spec.yaml", "config.yaml"
 _DAY = "\1day"

@@ -11,18 +11,27 @@ float64 and stored as float32, as ``sklearn.datasets.load_svmlight_file`` does.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import lzma
 import math
 import re
+import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankfall.data.indexing import spans
+from rankfall.data.arrays import spans
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
@@ -435,3 +444,168 @@ def _docids(comment_lines: Positions, comments: Any, lines: Positions) -> Any:
     place = np.searchsorted(comment_lines, lines)
     absent = comment_lines[np.minimum(place, len(comment_lines) - 1)] != lines
     return pc.fill_null(docids.take(pa.array(place, mask=absent)), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How lists and features are prepared; the manifest stores it.
+
+    Args:
+        min_list: Drop lists with fewer documents.
+        max_list: Cut longer lists to a sample of this size (ARF, B.2, uses 41, 200 and 15 for these three options, and
+            `replacement`). The sample depends on `seed` and the query id only.
+        keep_positives: The smallest number of documents with a label above 0 in such a sample, if the list has that
+            many.
+        replacement: Draw such a sample with replacement, as ARF does: a document can occur several times, and a list
+            with fewer positives than `keep_positives` gets copies of them.
+        log1p: Transform a feature v to sign(v) log(1 + abs(v)).
+        missing_value: Replaces values that are missing or not finite, after `log1p`; by default they are errors.
+        missing_indicator: Add a column, which is 1 for missing values, for each feature that has some.
+        standardise: The splits whose mean and deviation standardise all splits.
+        regroup: Bring together the lines of a query that are apart.
+        skip_bad_lines: Leave out invalid lines instead of raising an error.
+        features: The number of features; by default the largest id decides.
+        first_id: The smallest feature id; by default 0 if it occurs, else 1.
+        seed: Seed of the samples.
+    """
+
+    min_list: int = 1
+    max_list: int | None = None
+    keep_positives: int = 15
+    replacement: bool = False
+    log1p: bool = False
+    missing_value: float | None = None
+    missing_indicator: bool = False
+    standardise: tuple[str, ...] = ()
+    regroup: bool = False
+    skip_bad_lines: bool = False
+    features: int | None = None
+    first_id: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges of all options."""
+        check(self.min_list >= 1, "min_list", self.min_list, "at least 1")
+        check(self.keep_positives >= 0, "keep_positives", self.keep_positives, "at least 0")
+        check(self.first_id in (None, 0, 1), "first_id", self.first_id, "0, 1 or None")
+        check(self.seed >= 0, "seed", self.seed, "at least 0")
+        if self.max_list is not None:
+            check(
+                self.max_list >= self.min_list,
+                "max_list",
+                self.max_list,
+                f"at least min_list, {self.min_list}",
+            )
+        if self.features is not None:
+            check(1 <= self.features < 10**8, "features", self.features, "from 1 to 99999999")
+        if self.missing_value is None:
+            check(not self.missing_indicator, "missing_indicator", True, "given together with missing_value")
+        else:
+            finite = bool(np.isfinite(np.float32(self.missing_value)))
+            check(finite, "missing_value", self.missing_value, "a finite number")
+
+
+def check(holds: bool, name: str, found: object, allowed: str) -> None:
+    """Raise an error with the found and the allowed value if a condition does not hold."""
+    if not holds:
+        raise ValueError(f"{name}: expected {allowed}, found {found}")
+
+
+BLOCK_BYTES = 2 << 20  # large enough to spend the time in array operations, small enough for the cache
+LONGEST_LINE = 64 << 20  # a file with longer lines is not a text file
+
+_MARKS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class TextFile:
+    """A file to read. After the last block, `bytes` and `sha256` describe the file as it is stored.
+
+    Args:
+        path: The file; gzip, xz and zstd are recognised by its first bytes.
+        on_read: Receives the number of bytes read.
+    """
+
+    def __init__(self, path: Path, on_read: Callable[[int], None] = lambda n: None) -> None:
+        self.path = path
+        self.bytes = 0
+        self._digest = hashlib.sha256()
+        self._on_read = on_read
+
+    @property
+    def sha256(self) -> str:
+        """The checksum of the bytes read."""
+        return self._digest.hexdigest()
+
+    def blocks(self) -> Iterator[bytes]:
+        """Iterate over the text in blocks of whole lines, each with its last newline."""
+        with (
+            self.path.open("rb") as file,
+            io.BufferedReader(_Counted(file, self._count), 1 << 20) as stored,
+            _unpacked(stored, self.path) as text,
+        ):
+            yield from _whole_lines(text, self.path)
+            while stored.read(BLOCK_BYTES):  # bytes after the compressed data belong to the checksum, too
+                pass
+
+    def _count(self, data: memoryview) -> None:
+        self.bytes += len(data)
+        self._digest.update(data)
+        self._on_read(len(data))
+
+
+class _Counted(io.RawIOBase):
+    """A file that passes everything read from it to a function."""
+
+    def __init__(self, file: IO[bytes], show: Callable[[memoryview], None]) -> None:
+        self._file = file
+        self._show = show
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = cast("io.BufferedReader", self._file).readinto(buffer)
+        self._show(memoryview(buffer)[:count])
+        return count
+
+
+@contextmanager
+def _unpacked(packed: io.BufferedReader[Any], path: Path) -> Iterator[IO[bytes]]:
+    """Decompress a file according to its first bytes."""
+    start = packed.peek(8)
+    kind = next((kind for mark, kind in _MARKS.items() if start.startswith(mark)), None)
+    try:
+        if kind == "gzip":
+            with gzip.open(packed) as text:
+                yield cast("IO[bytes]", text)
+        elif kind == "xz":
+            with lzma.open(packed) as text:
+                yield text
+        elif kind == "zstd":
+            with pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as text:
+                yield text
+        else:
+            yield packed
+    except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # errors of the operating system have a number, those of damaged data have none
+        raise ValueError(f"{path}: damaged or truncated ({error})") from error
+
+
+def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
+    parts: list[bytes] = []  # of an incomplete line
+    chunk = text.read(BLOCK_BYTES).removeprefix(_BYTE_ORDER_MARK)
+    while chunk:
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*parts, chunk[:cut]])
+            parts.clear()
+        parts.append(chunk[cut:])
+        if sum(map(len, parts)) > LONGEST_LINE:
+            raise ValueError(
+                f"{path}: found a line of more than {LONGEST_LINE >> 20} MB, expected a text file of lines"
+            )
+        chunk = text.read(BLOCK_BYTES)
+    if any(parts):
+        yield b"".join([*parts, b"\n"])

@@ -7,28 +7,346 @@ for each, but not with rows. The directory is renamed when all files are on disk
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import itertools
 import re
-from contextlib import ExitStack, closing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
 
-from rankfall._argument_types import checked
-from rankfall._files import fresh_directory
-from rankfall._manifest import MANIFEST
-from rankfall.data.lists.ranking_data import (
-    RankingData,
-    is_prepared,
-)
-from rankfall.data.sources.letor.letor_spool import LetorSpool
-from rankfall.data.sources.letor.recipe import Recipe, check
-from rankfall.data.sources.letor.split_reader import SplitReader
-from rankfall.data.sources.letor.text_files import TextFile
-from rankfall.data.sources.letor.write_splits import write_splits
+import numpy as np
+import pyarrow as pa
+
+from rankfall._errors import checked
+from rankfall.data.arrays import Moments, Scaling, edges
+from rankfall.data.lists.ranking_data import FORMAT, VERSION, RankingData, is_prepared
+from rankfall.data.sources.letor.parse import Recipe, TextFile, check
+from rankfall.data.sources.letor.split_reader import LetorSpool, SplitReader
 from rankfall.data.sources.problems import pointing_to_check
+from rankfall.storage.disk import delete_tree, make_directory, open_new
+from rankfall.storage.files import checksum, fresh_directory
+from rankfall.storage.manifests import MANIFEST, write_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+CHUNK_ROWS = 1 << 16  # rows whose labels are read together
+CHUNK_BYTES = 16 << 20  # of features written at once
+LABELS_SHOWN = 32  # with more different labels a histogram has bins
+LABEL_BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The feature columns of all splits: ids from `first_id` on, then indicators."""
+
+    first_id: int
+    ids: int
+    indicators: NDArray[np.int64]  # columns with an indicator of missing values
+
+    @property
+    def total(self) -> int:
+        return self.ids + len(self.indicators)
+
+
+def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path) -> None:
+    """Write the splits that were read, their spools are deleted, and the manifest last.
+
+    Raises:
+        ValueError: If a split has no rows or no list is long enough, or if feature ids contradict the recipe.
+    """
+    for split in splits.values():
+        if split.spool.rows == 0:
+            raise ValueError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
+    columns = _columns(list(splits.values()), recipe)
+    about: dict[str, Any] = {}
+    moments: dict[str, Moments] = {}
+    for name, split in splits.items():
+        about[name], moments[name] = _write_split(split, columns, directory / name)
+        delete_tree(directory / f"spool-{name}")
+    if recipe.standardise:
+        fitted = [moments[name] for name in recipe.standardise]
+        scaling = sum(fitted[1:], start=fitted[0]).scaling()
+        _save(directory / "scaling.npy", np.stack([scaling.mean, scaling.deviation]))
+        for name in splits:
+            _standardise(directory / name / "features.npy", scaling)
+            moments[name] = moments[name].scaled(scaling)
+    for name in splits:
+        _save(directory / name / "moments.npy", moments[name].to_array())
+    _write_manifest(directory, recipe, columns, about, _shared_queries(splits))
+
+
+def _columns(splits: list[SplitReader], recipe: Recipe) -> _Columns:
+    """Return the columns of all splits; ids count from 1 unless an id 0 occurs."""
+    largest = max(split.spool.largest_id for split in splits)
+    least = min(split.spool.least_id for split in splits)
+    if largest < 0:
+        raise ValueError("sources: found no feature in any line")
+    first_id = min(least, 1) if recipe.first_id is None else recipe.first_id
+    if least < first_id:
+        raise ValueError(f"first_id: expected ids from {first_id} on, but feature id {least} occurs")
+    ids = recipe.features or largest + 1 - first_id
+    if largest + 1 - first_id > ids:
+        raise ValueError(f"features: expected {ids} from id {first_id} on, but feature id {largest} occurs")
+    missing = np.unique(np.concatenate([split.spool.missing_ids for split in splits])).astype(np.int64) - first_id
+    return _Columns(first_id, ids, missing if recipe.missing_indicator else missing[:0])
+
+
+def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tuple[dict[str, Any], Moments]:
+    recipe = split.recipe
+    starts, ends, numbers = split.spans_of_lists()
+    sizes = np.bincount(numbers, ends - starts).astype(np.int64)
+    kept = np.minimum(sizes, recipe.max_list or sizes)
+    kept[sizes < recipe.min_list] = 0
+    if not kept.any():
+        raise ValueError(
+            f"min_list: every list of split {split.name!r} is shorter than {recipe.min_list}; the longest "
+            f"has {sizes.max()} documents"
+        )
+    make_directory(directory)
+    rows = int(kept.sum())
+    qids = np.array(list(split.lists), dtype=object)
+    moments = Moments.of(np.zeros((0, columns.total)))
+    has_positive = np.zeros(len(sizes), np.bool_)
+    with (
+        _open_array(directory / "features.npy", "<f4", (rows, columns.total)) as features_file,
+        _open_array(directory / "labels.npy", "<f4", (rows,)) as labels_file,
+        _open_strings(directory / "docids.arrow", split.spool.has_docids) as write_docids,
+    ):
+        for low, high in _chunks_of_lists(sizes):
+            span_low, span_high = np.searchsorted(numbers, [low, high])
+            parts = _joined(starts[span_low:span_high], ends[span_low:span_high])
+            labels = np.concatenate([split.spool.labels(start, end) for start, end in parts])
+            copies = _copies(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
+            labels_file.write(np.repeat(labels, copies).data)
+            has_positive[low:high] = np.logical_or.reduceat((copies > 0) & (labels > 0), edges(sizes[low:high])[:-1])
+            for start, end, copies_here in _pieces_of(parts, copies, columns.total):
+                features = split.spool.features(start, end, first_id=columns.first_id, width=columns.ids)
+                features = _completed(np.repeat(features, copies_here, axis=0), columns, recipe)
+                features_file.write(features.data)
+                moments += Moments.of(features)
+                if split.spool.has_docids:
+                    rows_here = np.repeat(np.arange(end - start), copies_here)
+                    write_docids(split.spool.docids(start, end).take(pa.array(rows_here)))
+    is_kept = kept > 0
+    _save(directory / "offsets.npy", edges(kept[is_kept]))
+    with _open_strings(directory / "qids.arrow") as write_qids:
+        write_qids(pa.array(qids[is_kept], pa.large_string()))
+    about = {
+        "lists": int(is_kept.sum()),
+        "rows": rows,
+        "docids": split.spool.has_docids,
+        "list_length": _range(kept[is_kept]),
+        "labels": _label_histogram(directory / "labels.npy"),
+        "lists_without_positive": int((is_kept & ~has_positive).sum()),
+        "short_lists": _lists_and_rows(sizes[~is_kept], 0),
+        "cut_lists": _lists_and_rows(sizes[is_kept & (kept < sizes)], recipe.max_list or 0),
+        "sources": split.sources,
+    }
+    return about, moments
+
+
+def _chunks_of_lists(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Iterate over ranges of lists with about `CHUNK_ROWS` rows each."""
+    bounds = edges(sizes)
+    low = 0
+    while low < len(sizes):
+        high = max(low + 1, int(np.searchsorted(bounds, bounds[low] + CHUNK_ROWS, side="right")) - 1)
+        yield low, high
+        low = high
+
+
+def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Merge adjacent spans of rows."""
+    apart = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    first = np.concatenate([np.zeros(1, np.int64), apart])
+    last = np.append(apart, len(starts)) - 1
+    return list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
+
+
+def _pieces_of(
+    parts: list[tuple[int, int]], copies: NDArray[np.int64], width: int
+) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Iterate over spans of rows that fit into memory and the copies of each row; spans without any are skipped."""
+    step = max(1, CHUNK_BYTES // (4 * width))
+    place = 0
+    for start, end in parts:
+        for low in range(start, end, step):
+            high = min(end, low + step)
+            copies_here = copies[place : place + high - low]
+            place += high - low
+            if copies_here.any():
+                yield low, high, copies_here
+
+
+def _copies(
+    labels: NDArray[np.float32],
+    sizes: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    qids: NDArray[np.object_],
+    recipe: Recipe,
+) -> NDArray[np.int64]:
+    """Return how often each row of some whole lists is written."""
+    copies = np.repeat(kept > 0, sizes).astype(np.int64)
+    bounds = edges(sizes)
+    draw = sample_with_replacement if recipe.replacement else sample
+    for i in np.flatnonzero((kept > 0) & (kept < sizes)):
+        of_list = slice(bounds[i], bounds[i + 1])
+        copies[of_list] = draw(labels[of_list], int(kept[i]), recipe.keep_positives, recipe.seed, qids[i])
+    return copies
+
+
+def sample(labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str) -> NDArray[np.bool_]:
+    """Sample `size` documents of a list uniformly, at least `keep_positives` of them with a label above 0.
+
+    If the sample has too few of them and the list has more, the next positives of the random order replace the last
+    others. The sample depends on the seed and the qid, not on the position of the list in the data.
+
+    >>> sample(np.array([0, 0, 1, 0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
+    array([False, False,  True, False, False,  True])
+    """
+    drawn = np.argsort(_random_bits(seed, qid).random_raw(len(labels)), kind="stable")
+    first_positives = drawn[labels[drawn] > 0][: min(keep_positives, size)]
+    chosen = np.zeros(len(labels), np.bool_)
+    chosen[first_positives] = True
+    others = drawn[~chosen[drawn]]
+    chosen[others[: size - len(first_positives)]] = True
+    return chosen
+
+
+def sample_with_replacement(
+    labels: NDArray[np.float32], size: int, keep_positives: int, seed: int, qid: str
+) -> NDArray[np.int64]:
+    """Draw `size` documents of a list with replacement and return how often each is drawn.
+
+    At least `keep_positives` draws have a label above 0, if the list has any such document: further draws among these
+    replace the last others.
+
+    >>> sample_with_replacement(np.array([0, 0, 1]), 2, keep_positives=2, seed=0, qid="7")
+    array([0, 0, 2])
+    """
+    bits = _random_bits(seed, qid)
+    drawn = (bits.random_raw(size) % len(labels)).astype(np.int64)
+    positives = np.flatnonzero(labels > 0)
+    others = np.flatnonzero(labels[drawn] <= 0)
+    missing = max(0, min(keep_positives, size) - (size - len(others)))
+    if missing and len(positives):
+        drawn[others[-missing:]] = positives[(bits.random_raw(missing) % len(positives)).astype(np.int64)]
+    return np.bincount(drawn, minlength=len(labels))
+
+
+def _random_bits(seed: int, qid: str) -> np.random.PCG64:
+    key = hashlib.sha256(qid.encode()).digest()
+    return np.random.PCG64(np.random.SeedSequence([seed, *np.frombuffer(key, "<u4").tolist()]))
+
+
+def _completed(features: NDArray[np.float32], columns: _Columns, recipe: Recipe) -> NDArray[np.float32]:
+    """Fill missing values and append their indicators."""
+    if recipe.missing_value is None:
+        return features
+    missing = np.isnan(features)
+    features[missing] = recipe.missing_value
+    return np.concatenate([features, missing[:, columns.indicators].astype(np.float32)], axis=1)
+
+
+def _standardise(path: Path, scaling: Scaling) -> None:
+    """Standardise a file of features in place, without mapping all of it into memory."""
+    stored = np.load(path, mmap_mode="r")
+    (rows, width), place = stored.shape, stored.offset
+    del stored
+    step = max(1, CHUNK_BYTES // (4 * width))
+    with open_new(path, "r+b") as file:
+        for row in range(0, rows, step):
+            file.seek(place + row * width * 4)
+            chunk = np.fromfile(file, "<f4", min(step, rows - row) * width)
+            file.seek(place + row * width * 4)
+            file.write(scaling(chunk.reshape(-1, width)).data)
+
+
+def _label_histogram(path: Path) -> dict[str, int]:
+    """Count the labels, or ranges of labels if there are many different ones."""
+    labels = np.load(path, mmap_mode="r")
+    chunks = [labels[i : i + CHUNK_ROWS] for i in range(0, len(labels), CHUNK_ROWS)]
+    counts: dict[float, int] = {}
+    for chunk in chunks:
+        for label, count in zip(*np.unique(chunk, return_counts=True), strict=True):
+            counts[float(label)] = counts.get(float(label), 0) + int(count)
+        if len(counts) > LABELS_SHOWN:
+            break
+    else:
+        return {f"{label:g}": counts[label] for label in sorted(counts)}
+    ends = (float(labels.min()), float(labels.max()))
+    edges = np.histogram_bin_edges(labels[:0], LABEL_BINS, ends)
+    total = sum(np.histogram(chunk, edges)[0] for chunk in chunks)
+    names = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
+    return dict(zip(names, np.asarray(total).tolist(), strict=True))
+
+
+def _shared_queries(splits: dict[str, SplitReader]) -> dict[str, int]:
+    """Count the qids that two splits have in common: a query in train and test invalidates the test."""
+    shared = {}
+    for one, other in itertools.combinations((split for split in splits.values() if split.has_qids), 2):
+        if common := len(one.lists.keys() & other.lists.keys()):
+            shared[f"{one.name} and {other.name}"] = common
+    return shared
+
+
+def _write_manifest(
+    directory: Path, recipe: Recipe, columns: _Columns, about: dict[str, Any], shared: dict[str, int]
+) -> None:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "rankfall": importlib.metadata.version("rankfall"),
+        "recipe": asdict(recipe),
+        "features": {
+            "columns": columns.total,
+            "first_id": columns.first_id,
+            "indicators": (columns.indicators + columns.first_id).tolist(),
+        },
+        "splits": about,
+        "shared_queries": shared,
+        "files": {path.relative_to(directory).as_posix(): checksum(path) for path in files},
+    }
+    write_manifest(directory / MANIFEST, manifest)
+
+
+@contextmanager
+def _open_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
+    """Open a .npy file of that shape, to which the items are written one after the other."""
+    with open_new(path) as file:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        yield file
+
+
+def _save(path: Path, values: NDArray[Any]) -> None:
+    with open_new(path) as file:
+        np.save(file, values, allow_pickle=False)
+
+
+@contextmanager
+def _open_strings(path: Path, wanted: bool = True) -> Iterator[Callable[[Any], None]]:
+    if not wanted:
+        yield lambda strings: None
+        return
+    schema = pa.schema([("text", pa.large_string())])
+    with open_new(path) as file, pa.ipc.new_file(file, schema) as writer:
+        yield lambda strings: writer.write_batch(pa.record_batch([strings], schema=schema))
+
+
+def _range(lengths: NDArray[np.int64]) -> dict[str, float]:
+    return {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
+
+
+def _lists_and_rows(sizes: NDArray[np.int64], stay: int) -> dict[str, int]:
+    return {"lists": len(sizes), "rows": int((sizes - stay).sum())}
 
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

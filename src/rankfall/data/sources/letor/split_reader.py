@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
+import os
 import re
 from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankfall._files import checksum
-from rankfall.data.sources.letor.parse import MAX_ID, ParsedBlock, Rules, parse_block
-from rankfall.data.sources.letor.text_files import TextFile
+from rankfall.data.sources.letor.parse import MAX_ID, ParsedBlock, Rules, TextFile, parse_block
+from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
+from rankfall.storage.disk import make_directory, open_new
+from rankfall.storage.files import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from rankfall.data.sources.letor.letor_spool import LetorSpool
-    from rankfall.data.sources.letor.recipe import Recipe
+    from rankfall.data.sources.letor.parse import Recipe
+
 
 BAD_LINES_SHOWN = 20
 
@@ -226,3 +230,236 @@ def parsed_blocks(
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class _Piece(NamedTuple):
+    """The position of the features of one block."""
+
+    first_row: int
+    rows: int
+    first_id: int  # in a dense block, every row has `width` features from this id on
+    width: int  # 0 in a sparse block
+    values: int  # positions, in items, in the files of the same names
+    ids: int
+    counts: int
+
+
+class _Column:
+    """A file of numbers of one type that is appended to and read at any position."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._file = open_new(path, "w+b")
+        self.items = 0
+
+    def append(self, items: NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(items, self._dtype).data)
+        self.items += len(items)
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        size = self._dtype.itemsize
+        data = os.pread(self._file.fileno(), (stop - start) * size, start * size)
+        return np.frombuffer(data, self._dtype)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LetorSpool:
+    """The rows of one split, in the order in which they were read."""
+
+    def __init__(self, directory: Path) -> None:
+        make_directory(directory)
+        self._pieces: list[_Piece] = []
+        self._labels = _Column(directory / "labels", "f4")
+        self._values = _Column(directory / "values", "f4")
+        self._ids = _Column(directory / "ids", "i4")
+        self._counts = _Column(directory / "counts", "i4")
+        self._docid_ends = _Column(directory / "docid_ends", "i8")
+        self._docid_bytes = _Column(directory / "docid_bytes", "u1")
+        self._offsets = functools.lru_cache(maxsize=8)(self._read_offsets)
+        self.rows = 0
+        self.has_docids = False
+        self.least_id = np.iinfo(np.int32).max
+        self.largest_id = -1
+        self.missing_ids: NDArray[np.int32] = np.empty(0, np.int32)
+
+    def append(self, block: ParsedBlock) -> None:
+        """Append the rows of a block."""
+        if len(block.labels) == 0:
+            return
+        self._append_features(block)
+        self._append_docids(block)
+        self._labels.append(block.labels)
+        self.rows += len(block.labels)
+
+    def labels(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Read the labels of a span of rows."""
+        return self._labels.read(start, stop)
+
+    def docids(self, start: int, stop: int) -> pa.LargeStringArray:
+        """Read the document ids of a span of rows, empty for rows without one."""
+        ends = self._docid_ends.read(max(start - 1, 0), stop)
+        edges = ends if start else np.concatenate([np.zeros(1, np.int64), ends])
+        data = self._docid_bytes.read(int(edges[0]), int(edges[-1]))
+        edges = edges - edges[0]
+        return pa.LargeStringArray.from_buffers(stop - start, pa.py_buffer(edges), pa.py_buffer(data))
+
+    def features(self, start: int, stop: int, *, first_id: int, width: int) -> NDArray[np.float32]:
+        """Read the features of a span of rows, (rows, width): 0 for absent features, NaN for missing values."""
+        features = np.zeros((stop - start, width), np.float32)
+        place = bisect.bisect_right(self._pieces, start, key=lambda piece: piece.first_row) - 1
+        while start < stop:
+            piece = self._pieces[place]
+            end = min(stop, piece.first_row + piece.rows)
+            target = features[start - stop : end - stop or None]
+            self._read_piece(piece, start - piece.first_row, end - piece.first_row, first_id, target)
+            start = end
+            place += 1
+        return features
+
+    def close(self) -> None:
+        """Close every file."""
+        columns = (self._labels, self._values, self._ids, self._counts, self._docid_ends, self._docid_bytes)
+        for column in columns:
+            column.close()
+
+    def _append_features(self, block: ParsedBlock) -> None:
+        rows, width = len(block.counts), int(block.counts[0])
+        first_id = int(block.ids[0]) if len(block.ids) else 0
+        dense = width > 0 and bool((block.counts == width).all())
+        dense = dense and bool((block.ids.reshape(rows, width) == np.arange(first_id, first_id + width)).all())
+        places = (self._values.items, self._ids.items, self._counts.items)
+        self._pieces.append(_Piece(self.rows, rows, first_id, width if dense else 0, *places))
+        self._values.append(block.values)
+        if not dense:
+            self._ids.append(block.ids)
+            self._counts.append(block.counts)
+        if len(block.ids):
+            self.least_id = min(self.least_id, int(block.ids.min()))
+            self.largest_id = max(self.largest_id, int(block.ids.max()))
+        missing = np.isnan(block.values)
+        if missing.any():
+            self.missing_ids = np.union1d(self.missing_ids, block.ids[missing])
+
+    def _append_docids(self, block: ParsedBlock) -> None:
+        start = self._docid_bytes.items
+        if block.docids is None:
+            self._docid_ends.append(np.full(len(block.labels), start))
+            return
+        self.has_docids = True
+        _, edges, data = block.docids.cast(pa.large_string()).buffers()
+        ends = np.frombuffer(edges, np.int64)[1 : len(block.labels) + 1]
+        self._docid_ends.append(start + ends)
+        if data is not None:
+            self._docid_bytes.append(np.frombuffer(data, np.uint8)[: int(ends[-1])])
+
+    def _read_offsets(self, piece: _Piece) -> NDArray[np.int64]:
+        """Return where the features of each row of a sparse piece begin."""
+        counts = self._counts.read(piece.counts, piece.counts + piece.rows)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+    def _read_piece(self, piece: _Piece, start: int, stop: int, first_id: int, target: NDArray[np.float32]) -> None:
+        if piece.width:
+            values = self._values.read(piece.values + start * piece.width, piece.values + stop * piece.width)
+            left = piece.first_id - first_id
+            target[:, left : left + piece.width] = values.reshape(-1, piece.width)
+            return
+        offsets = self._offsets(piece)
+        low, high = int(offsets[start]), int(offsets[stop])
+        rows = np.repeat(np.arange(stop - start), np.diff(offsets[start : stop + 1]))
+        ids = self._ids.read(piece.ids + low, piece.ids + high)
+        target[rows, ids - first_id] = self._values.read(piece.values + low, piece.values + high)
+
+
+_PARTICULAR = re.compile(r"b?'[^']*'|\b\d+\b")  # what differs between lines with the same problem
+
+
+def check_letor(
+    sources: Mapping[str, Sequence[Path]],
+    recipe: Recipe,
+    *,
+    groups: Mapping[Path, Path] | None = None,
+    threads: int = 1,
+    on_read: Callable[[int], None] = lambda n: None,
+) -> DataCheck:
+    """Check text files of ranking data.
+
+    Args:
+        sources: The files of each split.
+        recipe: How lists and features would be prepared.
+        groups: For sources without qid, the file with the sizes of their lists.
+        threads: The number of threads that parse.
+        on_read: Receives the number of stored bytes that were read.
+
+    Returns:
+        All problems of the files; `rows` are their lines of data.
+    """
+    found = Findings()
+    rows = 0
+    splits_of: dict[str, list[str]] = {}  # of each query
+    for name, paths in sources.items():
+        split = _SplitCheck(recipe, found)
+        for path in paths:
+            split.read(TextFile(path, on_read), (groups or {}).get(path), threads)
+        rows += split.rows
+        for qid in split.queries if split.has_qids else ():
+            splits_of.setdefault(qid, []).append(name)
+    shared = {qid: names for qid, names in splits_of.items() if len(names) > 1}
+    if shared:
+        places = [
+            Place(f"splits {', '.join(names)}", found=f"query {qid!r}") for qid, names in list(shared.items())[:3]
+        ]
+        problem = "found queries in several splits; a test on one uses training data of the other"
+        found.add(Kind("warning", None, problem, "queries"), len(shared), places)
+    if not rows and not found.found:
+        files = [Place(str(path)) for paths in sources.values() for path in paths]
+        found.add(Kind("error", None, "found no lines of data", "files"), len(files), files)
+    return DataCheck(rows, found.problems())
+
+
+class _SplitCheck:
+    """Checks the files of a split, which are read as one."""
+
+    def __init__(self, recipe: Recipe, found: Findings) -> None:
+        self.queries: dict[str, Place] = {}  # the first line of each query
+        self.rows = 0
+        self.has_qids = False
+        self._recipe = recipe
+        self._found = found
+        self._current: str | None = None
+        self._groups = 0
+
+    def read(self, source: TextFile, group_file: Path | None, threads: int) -> None:
+        """Check a file."""
+        path, lines = str(source.path), 0
+        try:
+            grouping = Grouping(source.path, group_file, first_list=self._groups)
+            with closing(parsed_blocks(source, grouping, self._recipe, threads)) as blocks:
+                for text_lines, block in blocks:
+                    for number, reason in block.bad:
+                        problem = _PARTICULAR.sub("...", reason)
+                        place = Place(path, found=reason, line=lines + number + 1)
+                        self._found.add(Kind("error", None, problem, "lines", "line"), 1, [place])
+                    qids = block.qids if grouping.with_qid else grouping.qids(block)
+                    self._add_lists(qids, block.lines + lines + 1, path)
+                    self.rows += len(block.labels)
+                    lines += text_lines
+            self._groups += grouping.finish()
+            self.has_qids |= grouping.with_qid is True
+        except (ValueError, OSError) as error:  # of the file, not of a line
+            text = str(error).removeprefix(f"{path}: ")
+            self._found.add(Kind("error", None, _PARTICULAR.sub("...", text), "files"), 1, [Place(path, found=text)])
+
+    def _add_lists(self, qids: Any, lines: NDArray[np.int64], path: str) -> None:
+        if len(lines) == 0:
+            return
+        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
+        firsts = np.concatenate([np.zeros(1, np.int64), changes])
+        for qid, first in zip(qids.take(pa.array(firsts)).to_pylist(), firsts.tolist(), strict=True):
+            place = Place(path, found=f"query {qid!r}", line=int(lines[first]))
+            if qid != self._current and qid in self.queries and not self._recipe.regroup:
+                problem = "found a query that starts again, with other queries in between (--regroup joins them)"
+                self._found.add(Kind("error", None, problem, "lines"), 1, [place])
+            self.queries.setdefault(qid, place)
+            self._current = qid

@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from rankfall._files import scratch_directory
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.requests import DAY, TIME, with_days
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
-from rankfall.data.sources.rows.column_types import convert, is_lost
-from rankfall.data.sources.rows.columns import column_uses, time_units
-from rankfall.data.sources.rows.raw_log import RawLog
+from rankfall.data.sources.rows.portions import write_spool
+from rankfall.data.sources.rows.raw_log import RawLog, column_uses, time_units
 from rankfall.data.sources.rows.row_checks import BadRows, check_rows, check_sequences
-from rankfall.data.sources.rows.row_files import ROW
-from rankfall.data.sources.rows.row_spool import write_spool
+from rankfall.data.sources.rows.row_files import ROW, convert, is_lost
+from rankfall.storage.files import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,10 +37,9 @@ if TYPE_CHECKING:
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import Dropped, Unit
-    from rankfall.data.sources.rows.columns import Origin
-    from rankfall.data.sources.rows.raw_log import OnProblem, Tables
+    from rankfall.data.sources.rows.portions import RowSpool
+    from rankfall.data.sources.rows.raw_log import OnProblem, Origin, Tables
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
-    from rankfall.data.sources.rows.row_spool import RowSpool
 
 _FILE, _PORTION, _CONTENT, _DEPTH = "\1file", "\1portion", "\1content", "\1depth"
 _BAD = "\1bad"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import io
 import itertools
+import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 import polars as pl
@@ -16,20 +20,337 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from rankfall.data.sources.rows.json_lines import JSON_SUFFIXES, json_batches, json_columns
+from rankfall.data.impressions.encoding import expected_times, parse_times, to_times
+from rankfall.encoding import BadValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from rankfall.data.impressions.spec import Unit
+    from rankfall.data.sources.rows.raw_log import Role
+
+    OnBadLine = Callable[[int, str], None]
     Defaults = tuple[tuple[str, pl.DataType, Any], ...]  # names, types and values of columns
+
+_ORDER: list[pl.DataType] = [pl.Null(), pl.Boolean(), pl.Int64(), pl.Float64(), pl.String()]  # from narrow to wide
+_TRUTH_VALUES = ["true", "false", "True", "False"]
+_EXACT = 2**53  # floats represent whole numbers below this exactly
+TIME = pl.Datetime("ms", "UTC")
+
+
+# --- types of one file -------------------------------------------------------------------------------------------
+
+
+def plain_type(kind: pl.DataType) -> pl.DataType:
+    """Return the type that represents all types of a kind, such as Int64 for integers."""
+    if kind.is_integer():
+        return pl.Int64()
+    if kind.is_float() or kind.is_decimal():
+        return pl.Float64()
+    if isinstance(kind, pl.Categorical | pl.Enum):
+        return pl.String()
+    if isinstance(kind, pl.Date | pl.Datetime):
+        return TIME
+    if isinstance(kind, pl.List | pl.Array):
+        return pl.List(plain_type(element_type(kind)))
+    if kind not in _ORDER:
+        raise ValueError(f"found {kind}, expected numbers, text, times or lists of them")
+    return kind
+
+
+def text_type(values: pl.Series, known: pl.DataType, roles: Collection[Role]) -> pl.DataType:
+    """Return the narrowest type of strings.
+
+    Args:
+        values: The strings.
+        known: The narrowest type of the strings before these.
+        roles: The uses of the column.
+
+    >>> text_type(pl.Series(["1", "2.5"]), pl.Int64(), {"number"})
+    Float64
+    """
+    values = values.drop_nulls()
+    if len(values) == 0:
+        return known
+    return next(kind for kind in _ORDER[1:] if _can_become(known, kind) and _all_are(values, kind, roles))
+
+
+def joint_text_type(one: pl.DataType, other: pl.DataType) -> pl.DataType:
+    """Return the narrowest type of strings of which some have the one type and the rest the other.
+
+    >>> joint_text_type(pl.Int64(), pl.Float64()), joint_text_type(pl.Int64(), pl.Boolean())
+    (Float64, String)
+    """
+    narrow, wide = sorted((one, other), key=_ORDER.index)
+    return wide if _can_become(narrow, wide) else pl.String()
+
+
+def _can_become(known: pl.DataType, kind: pl.DataType) -> bool:
+    if known == pl.Boolean() and kind in (pl.Int64(), pl.Float64()):
+        return False  # a column with both true/false and 0/1 is text
+    return _ORDER.index(known) <= _ORDER.index(kind)
+
+
+def _all_are(values: pl.Series, kind: pl.DataType, roles: Collection[Role]) -> bool:
+    if kind == pl.String():
+        return True
+    if kind == pl.Boolean():
+        return values.is_in(_TRUTH_VALUES).all()
+    if "id" not in roles and "day" not in roles:
+        return not values.cast(kind, strict=False).has_nulls()
+    # canonical whole numbers, for Float64 also with a trailing .0, as programs write them as floats; 007 is text
+    digits = values.str.strip_suffix(".0") if kind == pl.Float64() else values
+    return (digits.cast(pl.Int64, strict=False).cast(pl.String) == digits).fill_null(False).all()
+
+
+# --- types of all files together ---------------------------------------------------------------------------------
+
+
+def joint_type(kinds: Iterable[pl.DataType]) -> pl.DataType:
+    """Return the type that can represent values of all these types."""
+    joint: pl.DataType = pl.Null()
+    for kind in kinds:
+        joint = _join(joint, kind)
+    return joint
+
+
+def _join(one: pl.DataType, other: pl.DataType) -> pl.DataType:
+    if one == other or other == pl.Null():
+        return one
+    if one == pl.Null():
+        return other
+    if one in _ORDER and other in _ORDER:
+        return max(one, other, key=_ORDER.index)
+    if isinstance(one, pl.List) and isinstance(other, pl.List):
+        return pl.List(_join(element_type(one), element_type(other)))
+    if {one, other} == {TIME, pl.String()}:
+        return TIME
+    raise ValueError(f"found {one} and {other}, expected one type in all files")
+
+
+def element_type(kind: pl.DataType) -> pl.DataType:
+    """Return the type of the elements of lists, or the type itself if it is not a list."""
+    if not isinstance(kind, pl.List | pl.Array):
+        return kind
+    return kind.inner() if isinstance(kind.inner, type) else kind.inner
+
+
+def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
+    """Return the type in which a column is used.
+
+    Args:
+        kind: The joint type of its files.
+        roles: The uses of the column.
+
+    Raises:
+        ValueError: If the type does not fit the roles.
+    """
+    if "sequence" in roles:
+        if kind != pl.Null() and (not isinstance(kind, pl.List) or element_type(kind) == pl.Float64()):
+            raise ValueError(f"found {kind}, expected lists of whole numbers or of text")
+        return pl.List(pl.Int64()) if element_type(kind) == pl.Null() else kind
+    if "vector" in roles:
+        return pl.List(pl.Float64())
+    if isinstance(kind, pl.List):
+        raise ValueError(f"found {kind}, expected single values")
+    if "id" in roles or "day" in roles:
+        if kind == TIME:
+            if "day" in roles:
+                return pl.String()
+            raise ValueError("found times, expected whole numbers or text")
+        return pl.String() if kind == pl.String() else pl.Int64()
+    if "whole" in roles:
+        return pl.Int64()
+    if "number" in roles:
+        return pl.Int64() if kind in (pl.Boolean(), pl.Int64()) else pl.Float64()
+    return pl.Int64() if kind == pl.Int64() else TIME
+
+
+# --- conversion --------------------------------------------------------------------------------------------------
+
+
+class Converted(NamedTuple):
+    """Values in the type of their column, with nulls in place of values that cannot be converted."""
+
+    values: pl.Series
+    expected: str  # what the others are, for messages
+
+
+def to_type(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> pl.Series:
+    """Convert values to the type of their column.
+
+    Args:
+        values: The values.
+        kind: The type.
+        zone: The time zone of times without one.
+        unit: The unit of times that are whole numbers.
+
+    Raises:
+        BadValueError: If a value cannot be converted; the message shows it.
+        ValueError: If no value of this type can be converted.
+    """
+    changed, expected = convert(values, kind, zone, unit)
+    if (bad := is_lost(values, changed)).any():
+        position = int(bad.arg_max() or 0)
+        message = f"column {values.name!r}: found {values[position]!r}, expected {expected}"
+        raise BadValueError(message, position)
+    return changed
+
+
+def is_lost(values: pl.Series, changed: pl.Series) -> pl.Series:
+    """Return which values have become null; NaN is none."""
+    if changed.null_count() == values.null_count():
+        return pl.zeros(len(values), pl.Boolean, eager=True)
+    missing = values.is_null() | values.is_nan() if values.dtype.is_float() else values.is_null()
+    return changed.is_null() & ~missing
+
+
+def convert(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> Converted:
+    """Convert values to the type of their column, as far as they can be converted.
+
+    Args:
+        values: The values.
+        kind: The type.
+        zone: The time zone of times without one.
+        unit: The unit of times that are whole numbers.
+
+    Raises:
+        ValueError: If no value of this type can be converted.
+    """
+    if values.dtype in (kind, pl.Null()):
+        return Converted(values.cast(kind), "")
+    if kind == TIME:
+        return _to_times(values, zone, unit)
+    if kind == pl.String() and isinstance(values.dtype, pl.Date | pl.Datetime):
+        return Converted(to_times(values, None, zone).dt.strftime("%Y-%m-%d"), "")
+    if values.dtype == pl.String and kind != pl.String() and values.is_in(_TRUTH_VALUES).any():
+        values = values.replace({"true": "1", "True": "1", "false": "0", "False": "0"})
+    if kind == pl.Int64() and not values.dtype.is_integer():
+        return Converted(_to_whole(values), "a whole number")
+    return Converted(values.cast(kind, strict=False), _WORDS.get(kind, str(kind)))
+
+
+_WORDS: dict[pl.DataType, str] = {pl.Float64(): "a number", pl.Int64(): "a whole number below 2^63"}
+
+
+def _to_times(values: pl.Series, zone: str, unit: Unit | None) -> Converted:
+    times = parse_times(values, None, zone).dt.convert_time_zone("UTC")
+    if unit is None or values.dtype != pl.String:
+        return Converted(times, expected_times(zone))
+    # one value that is no time makes a column of numbers one of text
+    numbers = values.cast(pl.Int64, strict=False)
+    counted = parse_times(numbers, unit, zone).dt.convert_time_zone("UTC")
+    return Converted(times.zip_with(numbers.is_null(), counted), f"whole numbers of {unit} or {expected_times(zone)}")
+
+
+def _to_whole(values: pl.Series) -> pl.Series:
+    """Convert to whole numbers; some may be written as floats."""
+    if values.dtype == pl.String:
+        return values.str.strip_suffix(".0").cast(pl.Int64, strict=False)
+    numbers = values.cast(pl.Float64)
+    exact = (numbers == numbers.floor()) & (numbers.abs() < _EXACT)
+    return pl.select(pl.when(exact).then(numbers)).to_series().cast(pl.Int64).alias(values.name)
+
+
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
+_BLOCK_BYTES = 2**24
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_OBJECTS = pl.Object()  # the type of columns of objects, which no feature can use
+
+
+def json_columns(path: Path) -> dict[str, pl.DataType]:
+    """Return the keys of all objects in a file, and their types: String, lists, or Object for other values.
+
+    Raises:
+        ValueError: If the file has no line with an object.
+    """
+    about = path.stat()
+    return dict(_columns(path, about.st_size, about.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1024)  # every reader of lists needs their types, which are known after the last line only
+def _columns(path: Path, size: int, changed: int) -> dict[str, pl.DataType]:
+    kinds: dict[str, pl.DataType] = {}
+    bad: list[tuple[int, str]] = []
+    for first, lines in _blocks(path):
+        for frame in _parse(lines, None, first, lambda row, found: bad.append((row, found))):
+            for name, kind in frame.schema.items():
+                kinds[name] = _joint(kinds.get(name, pl.Null()), kind)
+    if not kinds:
+        raise ValueError("found no rows" if not bad else f"row {bad[0][0] + 1}: {bad[0][1]}, expected a JSON object")
+    return {name: pl.String() if kind == pl.Null() else kind for name, kind in kinds.items()}
+
+
+def _joint(known: pl.DataType, kind: pl.DataType) -> pl.DataType:
+    """Return the type of lists or objects that has all values; Null for values that stay text."""
+    if not kind.is_nested():
+        return known
+    try:
+        return joint_type([known, plain_type(kind)])
+    except ValueError:
+        return _OBJECTS
+
+
+def json_batches(path: Path, columns: Sequence[str], on_bad: OnBadLine) -> Iterator[pl.DataFrame]:
+    """Iterate over the rows of a file; a key that an object lacks, null and empty text are missing values.
+
+    Args:
+        path: The file.
+        columns: The keys to read.
+        on_bad: Receives the index and the error of each line that is no object, which then is left out.
+    """
+    kinds = json_columns(path)
+    schema = {name: pl.String() if kinds[name] == _OBJECTS else kinds[name] for name in columns}
+    for first, lines in _blocks(path):
+        for frame in _parse(lines, schema, first, on_bad):
+            yield frame.with_columns(pl.col(pl.String).replace("", None))
+
+
+def _parse(
+    lines: list[bytes], schema: dict[str, pl.DataType] | None, first: int, on_bad: OnBadLine
+) -> list[pl.DataFrame]:
+    """Parse lines, at once if all of them are objects, otherwise in halves until the bad ones are alone."""
+    try:
+        for line in filter(_SURROGATE.search, lines):  # polars reads half a pair as NUL
+            json.dumps(json.loads(line), ensure_ascii=False).encode()
+        frame = pl.read_ndjson(b"\n".join(lines), schema=schema, infer_schema_length=None)
+        problem = "" if len(frame) == len(lines) else "found several values"
+    except (ValueError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        problem = f"found {lines[0][:40].decode(errors='replace')!r} ({str(error).partition(chr(10))[0]})"
+    if not problem:
+        return [frame]
+    if len(lines) == 1:
+        on_bad(first, problem)
+        return []
+    middle = len(lines) // 2
+    return [
+        *_parse(lines[:middle], schema, first, on_bad),
+        *_parse(lines[middle:], schema, first + middle, on_bad),
+    ]
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield lines that are not blank in blocks, and the index of the first line of each."""
+    first, rest, ended = 0, b"", False
+    with pa.input_stream(str(path), compression="detect") as stream:
+        rest = stream.read(3).removeprefix(codecs.BOM_UTF8)
+        while not ended:
+            data = stream.read(_BLOCK_BYTES)
+            ended = not data
+            # the last line of a block may go on in the next one
+            *complete, rest = (rest + data + b"\n" * ended).split(b"\n")
+            if lines := [line for line in complete if line.strip()]:
+                yield first, lines
+                first += len(lines)
+
 
 _CSV_SUFFIXES = (".csv", ".csv.gz")
 SUFFIXES = (*_CSV_SUFFIXES, *JSON_SUFFIXES, ".parquet", ".feather", ".arrow", ".ipc")
 BATCH_ROWS = 2**18
-_BLOCK_BYTES = 2**24  # of text, which is read in whole lines
+# of text, which is read in whole lines
 ROW = "\1row"  # a column that every file has: the index of each row, from 0
 
 
@@ -346,3 +667,68 @@ def _naming_file(file: RowFile) -> Iterator[None]:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError, OSError) as error:
         raise ValueError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None
+
+
+LOG = "_delta_log"
+INSTALL = "pip install 'rankfall[delta]'"
+_READABLE = {"timestampNtz", "vacuumProtocolCheck"}  # features that do not change how data files are read
+
+
+class DeltaFile(NamedTuple):
+    """A data file: its path in the directory of the table, and the columns that only the log has."""
+
+    path: str
+    defaults: Defaults
+
+
+def delta_files(directory: Path, name: str, version: int | None = None) -> list[DeltaFile]:
+    """Return the data files of a Delta table, in the order of their paths.
+
+    Args:
+        directory: A directory with the log of the table; the data files may be elsewhere.
+        name: The table in messages.
+        version: The version to read; by default the newest.
+
+    Raises:
+        ValueError: If there is no such version, or the table has features that change how files are read.
+    """
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ModuleNotFoundError:
+        raise ValueError(f"{name}: is a Delta table, which needs deltalake: {INSTALL}") from None
+    try:
+        table = DeltaTable(directory, version=version)
+        _check_features(table, name)
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    except DeltaError as error:
+        wanted = "" if version is None else f" in version {version}"
+        raise ValueError(f"{name}: the Delta table cannot be read{wanted} ({error})") from None
+    if not actions:
+        raise ValueError(f"{name}: found no data file in version {table.version()} of the Delta table")
+    types = pl.from_arrow(pa.schema(table.schema().to_arrow()).empty_table())
+    assert isinstance(types, pl.DataFrame)
+    files = [DeltaFile(_relative(action["path"], name), _defaults(types.schema, action)) for action in actions]
+    return sorted(files, key=lambda file: file.path)
+
+
+def _check_features(table: Any, name: str) -> None:
+    protocol = table.protocol()
+    features = {*(protocol.reader_features or ())} - _READABLE
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        features.add("columnMapping")  # readers of version 2 have it without naming it
+    if features:
+        found = ", ".join(sorted(features))
+        raise ValueError(f"{name}: the Delta table uses {found}, which rankfall does not read; write a copy without")
+
+
+def _defaults(types: Mapping[str, pl.DataType], action: Mapping[str, Any]) -> Defaults:
+    """Return all columns of the table: values of partitions are in the log, columns that a file lacks are null."""
+    return tuple((column, kind, action.get(f"partition.{column}")) for column, kind in types.items())
+
+
+def _relative(path: str, name: str) -> str:
+    decoded = unquote(path)
+    if "://" in decoded or decoded.startswith("/") or ".." in PurePosixPath(decoded).parts:
+        raise ValueError(f"{name}: found the data file {decoded!r}, expected files in the directory of the table")
+    return decoded

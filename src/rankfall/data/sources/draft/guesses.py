@@ -1,0 +1,617 @@
+"""Columns of stages, labels, feedback, ranks and positions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rankfall.data.impressions.requests import above_zero
+from rankfall.data.sources.draft.column_facts import (
+    CATEGORY,
+    CLICK,
+    CONSTANT,
+    DAY,
+    HISTORIC,
+    ID,
+    LABEL,
+    MOMENT,
+    POSITION,
+    RANK,
+    SCORE,
+    SEQUENCE,
+    SHOWN,
+    STAGE,
+    VIEW,
+    Evidence,
+    funnel_place,
+    key_match,
+    share,
+    words,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rankfall.data.sources.draft.column_facts import ColumnFacts, Confidence, Guesses, Role, Sample
+
+
+def ignore_empty_columns(seen: Evidence) -> None:
+    """Set the role of columns that tell nothing: without values, with one value, or numbers of rows."""
+    for facts in seen.free():
+        if facts.kind == "empty":
+            seen.set(facts.name, "ignore", "high", "no values")
+        elif facts.kind == "other":
+            seen.set(facts.name, "ignore", "high", f"type {seen.frame[facts.name].dtype} cannot be used")
+        elif _is_index(seen, facts):
+            seen.set(facts.name, "ignore", "high", "numbers the rows")
+        elif _is_useless(seen, facts):
+            seen.set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
+
+
+def _is_index(seen: Evidence, facts: ColumnFacts) -> bool:
+    if facts.kind != "whole" or facts.missing or len(seen.frame) < 3:
+        return False
+    steps = seen.frame[facts.name].cast(pl.Int64).diff().drop_nulls()
+    counts_up = facts.distinct == len(seen.frame) and share(steps == 1) > 0.99
+    return counts_up and (facts.name.startswith("Unnamed") or facts.low in (0, 1))
+
+
+def _is_useless(seen: Evidence, facts: ColumnFacts) -> bool:
+    """Return whether a column has one value only, and is neither the day of a short log nor the first stage."""
+    is_stage = facts.is_flag and funnel_place(facts.name) is not None
+    return facts.distinct == 1 and facts.missing == 0 and not is_stage and not _may_be_day(facts)
+
+
+def _may_be_day(facts: ColumnFacts) -> bool:
+    return _has_name_of_day(facts) or facts.kind == "time"
+
+
+def _has_name_of_day(facts: ColumnFacts) -> bool:
+    return bool(DAY & set(words(facts.name)))
+
+
+def _moments(seen: Evidence) -> list[ColumnFacts]:
+    """Return the columns of times, the likeliest time of requests first."""
+    if (column := seen.column("time") or seen.column("day")) is not None:
+        return [seen.facts[column]]
+    return sorted((facts for facts in seen.free() if facts.kind == "time"), key=_moment_order)
+
+
+def _moment_order(facts: ColumnFacts) -> tuple[bool, bool, int]:
+    """Order columns of times: those of requests and events first, those of items, births and so on last."""
+    found = set(words(facts.name))
+    of_others = {"upload", "release", "publish", "published", "birth", "update", "updated", "expire", "registered"}
+    return bool(found & of_others), not found & MOMENT, -facts.distinct
+
+
+def _choose_moment(seen: Evidence) -> None:
+    """Choose the time among columns that have one value per request."""
+    if seen.column("time") or seen.column("day"):
+        return
+    times = [facts.name for facts in _moments(seen)]
+    constant = [name for name in times if seen.per_request(name, least=CONSTANT)]
+    if constant:
+        name = constant[0]
+        confidence: Confidence = "high" if len(constant) == 1 else "medium"
+        seen.set(name, "time", confidence, "times, one per request")
+        return
+    days = [facts for facts in seen.free() if _has_name_of_day(facts) and seen.per_request(facts.name, least=CONSTANT)]
+    if days:
+        seen.set(days[0].name, "day", "medium", "its name, one value per request")
+        return
+    if times:
+        seen.problem("time", f"{times[0]} has several values within a request; a request has one time", times)
+    elif unread := [facts for facts in seen.free() if facts.kind == "text" and MOMENT & set(words(facts.name))]:
+        name, example = unread[0].name, unread[0].examples[0]
+        seen.guesses.problems.append(
+            f"time: found {example!r} in {name}, expected times such as 2024-01-13T08:30:00 or whole numbers since 1970"
+        )
+    else:
+        seen.problem("time", "no column has dates, times or numbers of seconds since 1970 and the name of a time")
+
+
+def guess_request(seen: Evidence) -> None:
+    """Guess the column of requests, then their time or day."""
+    if seen.column("request") is None:
+        keys = [facts for facts in seen.free() if facts.is_key and facts.distinct > 1]
+        scored = sorted(((_request_score(seen, facts), facts.name) for facts in keys), reverse=True)
+        scored = [(score, name) for score, name in scored if score > 0]
+        if not scored:
+            seen.problem(
+                "request",
+                "no column has one value for all candidates of a request; if the log has none, add one, such as "
+                "the user and the time together",
+            )
+            return
+        score, name = scored[0]
+        rivals = [other for value, other in scored[1:] if value >= score - 1]
+        strong = key_match(name, "request") >= 2
+        confidence: Confidence = "high" if strong and not rivals else "medium" if strong or not rivals else "low"
+        per = seen.sample.rows_per_value(name)
+        seen.set(name, "request", confidence, f"{'its name, ' if strong else ''}{per:.1f} rows per value")
+    _choose_moment(seen)
+
+
+def _request_score(seen: Evidence, facts: ColumnFacts) -> float:
+    """Return how much speaks for a column as request: its name, several rows per value, one time per value."""
+    match = key_match(facts.name, "request")
+    if seen.sample.rows_per_value(facts.name) < 1.2:
+        return 0
+    if max(key_match(facts.name, "user"), key_match(facts.name, "item")) == 3 and match < 3:
+        return 0
+    shares = seen.sample.constancy(facts.name)
+    has_one_time = any(shares[other.name] >= CONSTANT for other in _moments(seen))
+    if not has_one_time and match < 2:
+        return 0
+    return 2.0 * match + 3.0 * has_one_time + min(1.0, facts.distinct / len(seen.frame))
+
+
+def guess_item(seen: Evidence) -> None:
+    """Guess the column of items."""
+    request = seen.column("request")
+    if seen.column("item") is not None or request is None:
+        return
+    keys = [
+        facts
+        for facts in seen.free()
+        if facts.is_key and facts.distinct > 2 and facts.missing == 0 and not seen.is_constant(request, facts.name)
+    ]
+    unique = {facts.name: _pair_share(seen, request, facts.name) for facts in keys}
+    scored = sorted(((_item_score(seen, facts, unique[facts.name]), facts.name) for facts in keys), reverse=True)
+    scored = [(score, name) for score, name in scored if score > 0]
+    if not scored:
+        seen.problem("item", f"no column has different values for the rows of one {request}")
+        return
+    score, name = scored[0]
+    rivals = [other for value, other in scored[1:] if value >= score - 1]
+    strong = key_match(name, "item") >= 2
+    confidence: Confidence = "high" if strong and not rivals else "medium" if strong or not rivals else "low"
+    seen.set(name, "item", confidence, f"{'its name, ' if strong else ''}differs within a request")
+
+
+def _pair_share(seen: Evidence, request: str, column: str) -> float:
+    return seen.frame.select(request, column).n_unique() / len(seen.frame)
+
+
+def _item_score(seen: Evidence, facts: ColumnFacts, unique: float) -> float:
+    match = key_match(facts.name, "item")
+    if unique < 0.9 and match < 3:
+        return 0
+    if set(words(facts.name)) & (RANK | POSITION | LABEL | STAGE | SCORE) and match < 3:
+        return 0
+    shares = seen.sample.constancy(facts.name)
+    determined = sum(share >= CONSTANT for share in shares.values())
+    return 3.0 * match + min(determined, 6) / 2 + (unique == 1.0)
+
+
+def check_keys(seen: Evidence) -> None:
+    """Note requests with several times, days or users, and texts among the numbers of a feature."""
+    request = seen.column("request")
+    assert request is not None
+    advice = "prepare --check lists them, and --skip-bad drops them"
+    roles: tuple[Role, ...] = ("time", "day", "user")
+    for column in filter(None, map(seen.column, roles)):
+        several = 1 - seen.sample.constancy(request, strict=True).get(column, 1.0)
+        if several:
+            seen.guesses.checks.append(
+                f"{column} has several values in {several:.2%} of the requests, which prepare refuses: {advice}"
+            )
+    for name, guess in seen.found.items():
+        if (texts := seen.facts[name].words) and guess.role != "ignore":
+            found = ", ".join(map(repr, texts))
+            kind = "times" if seen.facts[name].kind == "time" else "numbers"
+            seen.guesses.checks.append(f"{name} has texts among its {kind} ({found}), which prepare refuses: {advice}")
+
+
+def check_request(seen: Evidence) -> None:
+    """Note what contradicts the roles of request and item."""
+    request, item = seen.column("request"), seen.column("item")
+    assert request is not None
+    assert item is not None
+    rows = seen.frame.select(request, item)
+    repeated = int(rows.is_duplicated().sum())
+    if repeated:
+        seen.guesses.checks.append(
+            f"{repeated:,} rows of the sample have the same {request} and {item} as another row, which prepare "
+            "refuses: keep one row per item and request"
+        )
+    for name in (request, item):
+        if seen.facts[name].missing:
+            seen.guesses.checks.append(f"{name} has no value in some rows, which prepare refuses")
+
+
+def guess_user(seen: Evidence) -> None:
+    """Guess the column of users."""
+    if seen.column("user") is not None:
+        return
+    keys = [facts for facts in seen.free() if facts.is_key and seen.per_request(facts.name, least=CONSTANT)]
+    named = sorted(((key_match(facts.name, "user"), facts.distinct, facts.name) for facts in keys), reverse=True)
+    if named and named[0][0] >= 1:
+        match, _, name = named[0]
+        seen.set(name, "user", "high" if match == 3 else "medium", "its name, one value per request")
+        return
+    request = seen.column("request")
+    assert request is not None
+    requests = seen.facts[request].distinct
+    ids = [
+        facts
+        for facts in keys
+        if 20 < facts.distinct < requests
+        and not set(words(facts.name)) & (DAY | MOMENT)
+        and seen.per_request(facts.name)
+        and not any(" " in value for value in facts.examples)  # sentences, or lists of ids
+    ]
+    if len(ids) == 1:
+        seen.set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
+    else:
+        seen.guesses.checks.append("no column was recognised as user; without one there are no click histories")
+
+
+MOST_STAGES = 12
+LEAST_FUNNEL_FLAGS = 2
+FALLS = 0.1  # of a running counter, which may begin anew, over its rises; feedback falls as often as it rises
+LEAST_EXPECTED = 20  # relevant items that rows without a value would have if they had as many as the others
+
+
+def guess_stages(seen: Evidence) -> None:
+    """Guess a column of stages or flags of stages, and their order."""
+    stage = seen.column("stage")
+    flags = [column for column, guess in seen.found.items() if guess.role == "flag"]
+    if stage is None and not flags:
+        stage = _find_stage(seen)
+        if stage is None:
+            flags = _find_flags(seen)
+    if stage is not None:
+        _order_stages(seen, stage)
+    elif flags:
+        _order_flags(seen, flags)
+
+
+def _find_stage(seen: Evidence) -> str | None:
+    request = seen.column("request")
+    candidates = []
+    for facts in seen.free():
+        if facts.kind not in ("text", "whole") or not 2 <= facts.distinct <= MOST_STAGES or facts.missing:
+            continue
+        if seen.is_constant(request, facts.name) or seen.is_constant(seen.column("item"), facts.name):
+            continue
+        named = bool(STAGE & set(words(facts.name)))
+        values = seen.frame[facts.name].unique().to_list()
+        known = facts.kind == "text" and sum(funnel_place(str(value)) is not None for value in values) >= 2
+        numbered = facts.kind == "whole" and named and facts.low == 0 and facts.high == facts.distinct - 1
+        if known or numbered or (named and facts.kind == "text"):
+            candidates.append((known + named, facts.name))
+    if not candidates:
+        return None
+    score, name = max(candidates)
+    seen.set(name, "stage", "high" if score == 2 else "medium", "few values, which are stages of a funnel")
+    return name
+
+
+def _order_stages(seen: Evidence, column: str) -> None:
+    """Order the values of a column of stages: by known names, else the most frequent first."""
+    facts = seen.facts[column]
+    if facts.kind == "whole":
+        if facts.low != 0 or facts.high != facts.distinct - 1:
+            seen.problem(
+                "stage", f"{column} has the numbers {facts.low:g} to {facts.high:g}, expected names or 0, 1, 2, ..."
+            )
+        seen.guesses.stages = [f"stage_{number}" for number in range(int(facts.high) + 1)]
+        seen.guesses.checks.append(f"stages: 0 in {column} must be the stage that drops items first")
+        return
+    counts = dict(seen.frame[column].value_counts().iter_rows())
+    known = {str(value): funnel_place(str(value)) for value in counts}
+    if all(place is not None for place in known.values()) and len(set(known.values())) == len(known):
+        seen.guesses.stages = sorted(counts, key=lambda value: known[value] or (0, 0))
+        seen.guesses.checks.append("stages: the order was guessed from their names; items dropped first come first")
+    else:
+        seen.guesses.stages = sorted(counts, key=lambda value: -counts[value])
+        seen.guesses.checks.append(
+            "stages: the order was guessed from the number of rows; items dropped first must come first"
+        )
+
+
+def _find_flags(seen: Evidence) -> list[str]:
+    item = seen.column("item")
+    flags = [
+        facts.name
+        for facts in seen.free()
+        if facts.is_flag
+        and funnel_place(facts.name) is not None
+        and (facts.distinct == 1 or not seen.is_constant(item, facts.name))
+    ]
+    own = [name for name in flags if not set(words(name)) & (LABEL | VIEW)]
+    own = [name for name in own if (funnel_place(name) or (0, 0))[0] < len_of_funnel()]
+    if len(own) < LEAST_FUNNEL_FLAGS:
+        return []
+    for name in own:
+        seen.set(name, "flag", "medium", "0 or 1, and its name is that of a stage")
+    return own
+
+
+def _order_flags(seen: Evidence, flags: Sequence[str]) -> None:
+    """Order flags: nested ones by their number of items, others by their names; drop stages without items."""
+    means = {name: share(above_zero(seen.frame[name])) for name in flags}
+    by_size = sorted(flags, key=lambda name: -means[name])
+    nested = all(
+        bool((above_zero(seen.frame[outer]) | ~above_zero(seen.frame[inner])).all())
+        for outer, inner in pairwise(by_size)
+    )
+    order = by_size if nested else sorted(flags, key=lambda name: (funnel_place(name) or (99, 0), -means[name]))
+    deepest = pl.Series([-1] * len(seen.frame))
+    for number, name in enumerate(order):
+        deepest = deepest.zip_with(~above_zero(seen.frame[name]), pl.Series([number] * len(seen.frame)))
+    kept = [name for number, name in enumerate(order) if bool((deepest == number).any())]
+    for name in order:
+        if name not in kept:
+            seen.set(name, "ignore", "medium", "all of its items reached a later stage")
+    how = "the number of items" if nested else "their names"
+    seen.guesses.stages = kept
+    seen.guesses.checks.append(f"stages: the order was guessed from {how}; items dropped first come first")
+    without = int((deepest < 0).sum())
+    if without:
+        other = f", or use --role stage={kept[0]}" if len(kept) == 1 else ""
+        seen.problem(
+            "flag",
+            f"{without:,} rows of the sample reached none of {', '.join(kept)}, but every item has a stage; add a "
+            f"column that is 1 for all items and name it{other}",
+        )
+
+
+def guess_labels(seen: Evidence) -> None:
+    """Guess what makes items relevant, and other feedback."""
+    item = seen.column("item")
+    found = [facts for facts in seen.free() if _is_label(seen, facts)]
+    if seen.column("label") is None and found:
+        chosen = max(found, key=lambda facts: _label_order(seen, facts))
+        named = bool(CLICK & set(words(chosen.name))) or len(found) == 1
+        seen.set(chosen.name, "label", "high" if named else "medium", "its name, differs within a request")
+    label = seen.column("label")
+    for facts in found:
+        if facts.name != label:
+            seen.set(facts.name, "feedback", "medium", "its name, differs within a request")
+    _find_consequences(seen)
+    if label is None and not seen.guesses.stages:
+        flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
+        flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        flags.sort(key=lambda name: share(above_zero(seen.frame[name])))  # what was shown is more than what was clicked
+        texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & set(words(facts.name))]
+        if len(flags) == 1:
+            seen.set(flags[0], "label", "low", "the only column of 0 and 1 that differs within a request")
+        elif texts:
+            values = ", ".join(texts[0].examples)
+            seen.guesses.problems.append(
+                f"label: found the texts {values} in {texts[0].name}, expected numbers, 0 or 1"
+            )
+        else:
+            seen.problem("label", "no column says which items are relevant, such as clicked or bought", flags)
+
+
+def _find_consequences(seen: Evidence) -> None:
+    """Find numbers that are known only after an item was shown, such as the time that a user spent on it."""
+    causes = [name for name, guess in seen.found.items() if guess.role in ("label", "feedback")]
+    causes += [name for name in seen.guesses.stages if name in seen.facts and SHOWN & set(words(name))]
+    for facts in seen.free() if causes else []:
+        if _follows(seen, facts, causes):
+            seen.set(facts.name, "feedback", "medium", f"above 0 only where {' or '.join(causes[:3])} is")
+
+
+def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
+    found = set(words(facts.name))
+    if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
+        return False
+    names = bool(found & LABEL) or bool(found & SHOWN) or (bool(found & VIEW) and facts.is_flag)
+    if not names or (found & HISTORIC and not facts.is_flag) or found & {"id", "rank", "index"}:
+        return False
+    if seen.is_constant(seen.column("request"), facts.name):
+        return False
+    return facts.is_flag or not (seen.is_constant(seen.column("item"), facts.name) or _is_counter(seen, facts.name))
+
+
+def _is_counter(seen: Evidence, column: str) -> bool:
+    """Return whether a number hardly ever falls from one occurrence of an item to the next, as running counters do."""
+    item, time = seen.column("item"), seen.column("time") or seen.column("day")
+    if item is None or time is None:
+        return False
+    steps = seen.frame.sort(time, maintain_order=True).select(pl.col(column).cast(pl.Float64).diff().over(item))
+    falls, rises = (int((sign * steps.to_series() > 0).sum()) for sign in (-1, 1))
+    return rises >= LEAST_EXPECTED and falls <= FALLS * rises
+
+
+def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, float]:
+    """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
+    found = set(words(facts.name))
+    positives = share(above_zero(seen.frame[facts.name]))
+    is_known = bool(found & (CLICK | {"label", "relevance", "target"}))
+    return is_known, not found & SHOWN, positives
+
+
+def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
+    """Return whether a number is above 0 only where one of the causes is: a model would see the answer in it."""
+    if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
+        return False
+    above = above_zero(seen.frame[facts.name])
+    caused = pl.Series([False] * len(seen.frame))
+    for name in causes:
+        caused |= above_zero(seen.frame[name])
+    return 0 < share(above) < 0.5 and not bool((above & ~caused).any())
+
+
+def guess_places(seen: Evidence) -> None:
+    """Guess ranks and positions, and leave out scores of production."""
+    request = seen.column("request")
+    assert request is not None
+    for facts in seen.free():
+        found = set(words(facts.name))
+        if facts.kind not in ("whole", "number") or seen.is_constant(request, facts.name):
+            continue
+        if found & SCORE and not found & {"review", "bewertung"} and facts.kind == "number":
+            seen.set(facts.name, "ignore", "medium", "a score of production, which a new model should not copy")
+        elif facts.kind == "whole" and found & (RANK | POSITION):
+            _set_place(seen, facts, request, is_position=bool(found & POSITION))
+
+
+def ignore_conditions(seen: Evidence) -> None:
+    """Leave out columns without which no item is relevant, such as whether it was shown, and where."""
+    label, keys = seen.column("label"), (seen.column("request"), seen.column("item"))
+    relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
+    for facts in seen.free():
+        if facts.kind not in ("truth", "whole", "number") or any(seen.is_constant(key, facts.name) for key in keys):
+            continue
+        counts_from_0 = bool(facts.missing) or facts.low < 0  # a position; empty or negative for items that have none
+        absent = ~above_zero(seen.frame[facts.name].cast(pl.Float64) + counts_from_0)
+        if share(absent) * int(relevant.sum()) >= LEAST_EXPECTED and not bool((absent & relevant).any()):
+            why = f"{label} is above 0 only where it is {'known' if counts_from_0 else 'above 0'}"
+            seen.set(facts.name, "ignore", "medium", why)
+            seen.guesses.checks.append(
+                f"{facts.name} may say what was shown and is not used: {why}, so a model would see the answer in it; "
+                f"try --role {'stage' if facts.is_flag else 'rank'}={facts.name}"
+            )
+
+
+def _set_place(seen: Evidence, facts: ColumnFacts, request: str, *, is_position: bool) -> None:
+    shown = seen.frame.filter(pl.col(facts.name).is_not_null() & (pl.col(facts.name) >= 0))
+    if facts.low < 0 and not is_position:
+        seen.set(facts.name, "ignore", "medium", f"a rank, but {facts.low:g} where there is none, expected empty")
+        return
+    keys = [request, facts.name, *filter(None, [seen.column("stage")])]
+    repeats = share(shown.select(keys).is_duplicated())
+    first = min(shown[facts.name].to_list(), default=0)
+    role: Role = "position" if is_position and first == 0 else "rank"
+    if repeats > 0.02:
+        seen.set(facts.name, "ignore", "low", "the name of a rank, but items of a request share values")
+    elif seen.column(role) is not None:
+        seen.set(facts.name, "ignore", "medium", f"a second {role}")
+    else:
+        seen.set(facts.name, role, "high", f"its name, from {first}, differs within a request")
+        if is_position and role == "rank":
+            seen.guesses.checks.append(
+                f"{facts.name} counts from 1 and is used as rank; for click bias, add a column from 0 and name "
+                "it as position"
+            )
+
+
+def len_of_funnel() -> int:
+    """Return the number of places of a funnel before clicks: later ones are feedback, not stages."""
+    place = funnel_place("click")
+    assert place is not None
+    return place[0]
+
+
+_SEVERAL = 0.1  # share of different texts with a separator from which on a column has several values in one text
+
+
+def guess_features(seen: Evidence) -> None:
+    """Guess whether the remaining columns describe users, requests or items."""
+    user, item = seen.column("user"), seen.column("item")
+    for facts in seen.free():
+        of_request = seen.per_request(facts.name)
+        if facts.distinct == 1 and not facts.missing:
+            seen.set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
+        elif facts.kind == "list":
+            _guess_sequence(seen, facts, of_request=of_request)
+        elif facts.kind == "time":
+            seen.set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
+        elif _are_dates(facts):
+            seen.set(facts.name, "ignore", "medium", "dates; a model would not know those of tomorrow")
+        elif facts.kind == "text" and (mark := _separator(seen, facts)):
+            seen.set(facts.name, "ignore", "medium", f"several values in one text, separated by {mark!r}")
+            seen.guesses.checks.append(
+                f"{facts.name} has several values in one text, separated by {mark!r}, and is not used: a feature has "
+                "one value, so add a column for each of the values that matter; a sequence needs a column of lists"
+            )
+        elif facts.kind == "text" and facts.distinct > 0.5 * len(seen.frame):
+            seen.set(facts.name, "ignore", "medium", "text that is different in most rows")
+        elif of_request and seen.is_constant(user, facts.name):
+            seen.set(facts.name, "user_feature", "high", f"one value per {user}")
+        elif of_request:
+            seen.set(facts.name, "context_feature", "high", "one value per request")
+        elif seen.is_constant(item, facts.name):
+            seen.set(facts.name, "item_feature", "high", f"one value per {item}")
+        else:
+            seen.set(facts.name, "item_feature", "medium", f"differs within a request, and for one {item}")
+
+
+def _separator(seen: Evidence, facts: ColumnFacts) -> str | None:
+    """Return what separates the values of a text that has several of them, which occur in other texts, too."""
+    values = seen.frame[facts.name].drop_nulls().unique()
+    is_sequence = bool(SEQUENCE & set(words(facts.name)))
+    for mark in ("|", ";", ",", " ") if is_sequence else ("|", ";", ","):
+        parts = values.str.split(mark)
+        if share(parts.list.len() > 1) < _SEVERAL:
+            continue
+        if mark == "|" or is_sequence or parts.list.explode().str.strip_chars().n_unique() < len(values):
+            return mark
+    return None
+
+
+def _are_dates(facts: ColumnFacts) -> bool:
+    """Return whether a column is called a day and has whole numbers such as 20240113."""
+    first, last = 20_000_101, 20_991_231
+    return facts.kind == "whole" and bool(DAY & set(words(facts.name))) and first <= facts.low <= facts.high <= last
+
+
+def _guess_sequence(seen: Evidence, facts: ColumnFacts, *, of_request: bool) -> None:
+    item = seen.column("item")
+    assert item is not None
+    elements = seen.frame[facts.name].explode().drop_nulls()
+    known = seen.frame[item].unique()
+    same = elements.dtype == known.dtype or (elements.dtype.is_integer() and known.dtype.is_integer())
+    overlap = share(elements.is_in(known.cast(elements.dtype).implode())) if same else 0.0
+    if of_request and overlap > 0.3:
+        named = bool(SEQUENCE & set(words(facts.name)))
+        seen.set(facts.name, "sequence", "high" if named else "medium", f"lists of values of {item}")
+    else:
+        seen.set(facts.name, "ignore", "low", "lists; see sequences in the reference")
+
+
+def is_categorical(facts: ColumnFacts) -> bool:
+    """Return whether a feature is a category rather than a quantity."""
+    found = set(words(facts.name))
+    if facts.kind in ("text", "truth"):
+        return True
+    return facts.kind == "whole" and (facts.distinct <= 12 or bool(found & (ID | CATEGORY)))
+
+
+def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
+    """Guess the role of each column of a sample: the keys first, since other roles depend on them.
+
+    Args:
+        sample: Rows and facts.
+        given: Roles by column that are already decided.
+    """
+    seen = Evidence(sample, given)
+    ignore_empty_columns(seen)
+    guess_request(seen)
+    guess_item(seen)
+    if seen.column("request") and seen.column("item"):
+        check_request(seen)
+        guess_user(seen)
+        guess_stages(seen)
+        guess_labels(seen)
+        guess_places(seen)
+        ignore_conditions(seen)
+        guess_features(seen)
+        check_keys(seen)
+    for name in seen.facts:
+        if name not in seen.found:
+            seen.set(name, "ignore", "low", "no role was found")
+    seen.guesses.of = {name: seen.found[name] for name in seen.facts}
+    return seen.guesses
+
+
+def guess_table_columns(sample: Sample, guesses: Guesses, given: Mapping[str, Role]) -> None:
+    """Guess the roles of columns that come from tables, after those of the log.
+
+    Args:
+        sample: Rows and facts, with the columns of the tables.
+        guesses: The roles of the columns of the log, to which the others are added.
+        given: Roles by column that are already decided.
+    """
+    seen = Evidence(sample, given)
+    seen.guesses, seen.found = guesses, {**seen.found, **guesses.of}
+    ignore_empty_columns(seen)
+    guess_features(seen)
+    guesses.of = {name: seen.found[name] for name in seen.facts}

@@ -1,0 +1,673 @@
+"""Methods: one interface to training and evaluation, whatever a configuration describes.
+
+>>> from rankfall.training.config.load_config import validate_any
+>>> config = validate_any({"data": {"path": "x", "train": "S1", "valid": "S2"}, "loss": {"name": "softmax_loss"}})
+>>> method_of(config).title, method_of(config).unit
+('softmax_loss', 'lists')
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Unpack, cast, get_args
+
+import pyarrow as pa
+
+from rankfall._config import ConfigError, Section
+from rankfall._errors import did_you_mean
+from rankfall.data.impressions.compatibility import check_compatible
+from rankfall.data.impressions.log import ImpressionLog
+from rankfall.data.lists.list_loader import Lists
+from rankfall.data.lists.ranking_data import RankingData
+from rankfall.metrics.named import parse
+from rankfall.models.embedding import UnknownIdError
+from rankfall.registry.references import changed, short_name
+from rankfall.storage.disk import delete_tree
+from rankfall.storage.files import checksum
+from rankfall.storage.manifests import MANIFEST, verification
+from rankfall.training import cascade_loaders, train_cascade, train_ranker
+from rankfall.training import measured_lists as measure_cascade
+from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, try_depths, with_depths
+from rankfall.training.cascade_loaders import cascade_with_defaults, ranker_with_defaults
+from rankfall.training.checkpoint import DamagedError
+from rankfall.training.checks import trained_labels
+from rankfall.training.config.cascade_config import CascadeConfig
+from rankfall.training.config.component_checks import JOINT, higher_is_better
+from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.config.sections import Role
+from rankfall.training.device import placement_of
+from rankfall.training.distributed.group import ALONE
+from rankfall.training.evaluation import Evaluation, evaluate
+from rankfall.training.measured_lists import MeasuredLists, fit_warning, score, short_lists
+from rankfall.training.run_directory import (
+    LOG,
+    OwnCodeError,
+    is_marked_for_replacement,
+    own_code,
+    read_json,
+    stored_sources,
+    verify_run,
+)
+from rankfall.training.start_weights import rows_of, used_features
+from rankfall.training.train_ranker import load_data, load_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+    from pathlib import Path
+    from typing import Literal
+
+    from torch import Tensor, nn
+
+    from rankfall.cascade import Cascade
+    from rankfall.data import ImpressionLoader
+    from rankfall.training.checks import Ranker
+    from rankfall.training.config.load_config import TrainConfig
+    from rankfall.training.distributed.group import Group
+    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.run_directory import TrainResult
+
+    OnImpressions = Callable[[int, int], None]
+
+Config = TypeVar("Config", bound=Section)
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True, slots=True)
+class Funnel:
+    """Sizes of a cascade.
+
+    Attributes:
+        relevant: Number of relevant items per impression.
+        quotas: Number of items that each stage keeps, by its name.
+    """
+
+    relevant: int
+    quotas: dict[str, int]
+
+
+class Callbacks(TypedDict, total=False):
+    """Functions that a training run calls."""
+
+    progress: Progress
+    on_notice: OnNotice
+    stop: Callable[[], int]
+
+
+class TrainOptions(Callbacks, total=False):
+    """Keyword arguments of :func:`rankfall.training.methods.train`."""
+
+    force: bool
+    resume: bool
+    group: Group
+
+
+class Method(ABC, Generic[Config, Data]):
+    """What commands and studies need of a configuration: its data, its metrics, training and evaluation.
+
+    :func:`rankfall.training.methods.method_of` returns the method of a configuration, so that no caller has to ask
+    whether it configures a ranker, a cascade or a baseline.
+
+    Attributes:
+        kind: ``"ranker"``, ``"cascade"`` or the ``kind`` of a baseline.
+        unit: What is ranked and counted: ``"lists"`` or ``"impressions"``.
+        funnel: Relevant items and quotas of a cascade. None for everything else.
+    """
+
+    kind: ClassVar[str]
+    unit: ClassVar[str]
+    funnel: Funnel | None = None
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The name of the loss, objective or baseline."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """The validation metric."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> list[str]:
+        """The metrics of the evaluation."""
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that reports show in detail."""
+        return self.metric
+
+    @abstractmethod
+    def higher_is_better(self, metric: str) -> bool:
+        """Return whether higher values of a metric are better."""
+
+    def check_components(self, where: str = "config") -> None:
+        """Build the loss or objective and call it on one list, to find options that do not fit each other.
+
+        Validation of a configuration checks each option by itself and builds nothing. A training run does both.
+
+        Args:
+            where: Prefix of error messages, such as the path of the file.
+
+        Raises:
+            ConfigError: If the loss or objective refuses its options.
+        """
+        try:
+            with own_code(self.config):
+                self._build_loss()
+        except (ConfigError, OwnCodeError) as error:
+            raise ConfigError(f"{where}: {error}") from None
+
+    def _build_loss(self) -> None:
+        """Build and check the loss or objective, if there is one."""
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open_data(self) -> Data:
+        """Open the data of the configuration; nothing large is read.
+
+        Raises:
+            ConfigError: If ``data.path`` is not a directory of prepared data of the right kind.
+        """
+
+    @abstractmethod
+    def check_splits(self, data: Data) -> None:
+        """Check that the splits or days of the configuration exist, and that the configuration fits the data.
+
+        Raises:
+            ConfigError: If a split, day or logged stage does not exist.
+        """
+
+    @abstractmethod
+    def fingerprint(self, data: Data) -> str:
+        """Return a checksum of all data, for the names of runs."""
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def complete(self, directory: Path, *, on_notice: OnNotice = warnings.warn) -> object:
+        """Train into a run directory, or continue what an interrupted process left there.
+
+        Args:
+            directory: Run directory. It may hold an unfinished run of the same configuration.
+            on_notice: Called with warnings, such as damaged checkpoints.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_impressions: OnImpressions = lambda count, total: None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> Evaluation:
+        """Evaluate the best checkpoint of a run.
+
+        Args:
+            directory: Run directory.
+            split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
+            data: Directory of the prepared data, if they were moved.
+            on_impressions: Called with the number of impressions measured since the last call, and of all.
+            on_notice: Called with each note of the evaluation before measuring.
+        """
+
+
+class TrainingMethod(Method[Config, Data]):
+    """A method trained by gradient descent: a ranker or a cascade."""
+
+    @abstractmethod
+    def checksums(self, data: Data) -> dict[str, str]:
+        """Check the splits or days, and return the checksums of what a training run reads.
+
+        Raises:
+            ConfigError: If a split or day does not exist or has two uses.
+        """
+
+    @abstractmethod
+    def measured(self) -> list[Any]:
+        """Return the values of the configuration that decide what validation measures."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Return a text and the options of each part that is trained: loss and model, or objective and stages."""
+
+    @abstractmethod
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of its components written out.
+
+        The result validates to an equivalent configuration.
+        """
+
+    def validation_warnings(self) -> list[str]:
+        """Return what a reader of the validation figures has to know."""
+        return []
+
+    @abstractmethod
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
+        """Train and write a run directory; see :func:`rankfall.training.methods.train`."""
+
+    def complete(
+        self,
+        directory: Path,
+        *,
+        on_notice: OnNotice = warnings.warn,
+        progress: Progress = lambda step: None,
+        stop: Callable[[], int] = lambda: False,
+    ) -> TrainResult:
+        """Train from the last checkpoint in a run directory, or from the beginning if there is none or all are damaged.
+
+        Args:
+            directory: Run directory, which need not exist.
+            on_notice: Called with warnings, such as damaged checkpoints.
+            progress: Called after every batch.
+            stop: Called after every batch; a true value ends the run early.
+        """
+        resume = partial(self.train, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
+        try:
+            return resume()
+        except DamagedError:
+            on_notice(f"the checkpoints in {directory} are damaged: training starts again")
+            delete_tree(directory)
+            return resume()
+
+    @abstractmethod
+    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
+        """Load the model of a run, in evaluation mode."""
+
+
+class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
+    """A cascade and its objective."""
+
+    kind: ClassVar[str] = "cascade"
+    unit: ClassVar[str] = "impressions"
+
+    def __init__(self, config: CascadeConfig) -> None:
+        super().__init__(config)
+        self.funnel = Funnel(config.relevant, {stage.name: stage.quota for stage in config.stages})
+
+    @property
+    def title(self) -> str:
+        """The name of the objective."""
+        return short_name(self.config.objective.name)
+
+    @property
+    def metric(self) -> str:
+        """The validation metric."""
+        return self.config.training.metric
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of the evaluation."""
+        return self.config.metrics
+
+    @property
+    def main_metric(self) -> str:
+        """The joint recall, whatever the validation metric is."""
+        return JOINT
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Return whether higher values of a metric are better."""
+        return higher_is_better(metric)
+
+    def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Return the options of the objective and of the model of each stage."""
+        config = self.config
+        stages = {
+            f"stage {number}": (f"{stage.name} keeps {stage.quota}", stage.model)
+            for number, stage in enumerate(config.stages, 1)
+        }
+        relevant: tuple[str, Mapping[str, Any]] = (f"the best {config.relevant}", {})
+        labels = trained_labels(config)
+        return {
+            "objective": ("", config.objective.model_dump()),
+            **({"labels": (labels, {})} if labels else {}),
+            "relevant items": relevant,
+            **stages,
+        }
+
+    def measured(self) -> list[Any]:
+        """Return the values of the configuration that decide what validation measures."""
+        data = self.config.data
+        return [data.path, data.valid, data.length, data.length_from, self.funnel, self.metric]
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of models and objective written out."""
+        return cascade_with_defaults(self.config)
+
+    def validation_warnings(self) -> list[str]:
+        """Return warnings if lists are much shorter than the catalogue, or if the log was fitted to measured days."""
+        loader, data = cascade_loaders.make_loader(self.open_data(), self.config, "valid"), self.config.data
+        measured = [day.name for day in loader.log.choose([*data.valid, *data.test])]
+        return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
+
+    def _build_loss(self) -> None:
+        built = make_objective(try_depths(self.config))
+        check_objective(
+            *built,
+            stages=len(self.config.stages),
+            classifies=self.config.objective.classifies,
+            weighted=self.config.weight is not None,
+        )
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def open_data(self) -> ImpressionLog:
+        """Open the impression log."""
+        return cascade_loaders.load_log(self.config.data)
+
+    def check_splits(self, data: ImpressionLog) -> None:
+        """Check that all days exist, and all logged stages that the configuration names."""
+        config = self.config.data
+        data.choose([*config.train, *config.valid, *config.test])
+        with_depths(self.config, data.spec.stage_names)
+        cascade_loaders.check_feedback(self.config, data)
+
+    def fingerprint(self, data: ImpressionLog) -> str:
+        """Return the checksum of the log."""
+        return data.checksum
+
+    def checksums(self, data: ImpressionLog) -> dict[str, str]:
+        """Check the days, and return the checksums of those of training and validation."""
+        cascade_loaders.check_days(data, self.config.data)
+        return cascade_loaders.checksums(data, self.config)
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
+        """Train the cascade and write a run directory."""
+        with own_code(self.config, trains=True):
+            return train_cascade.train(self.config, out, **options)
+
+    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
+        """Load the cascade of a run, in evaluation mode."""
+        return train_cascade.load_run(directory, checkpoint=checkpoint)[1]
+
+    def evaluate(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_impressions: OnImpressions = lambda count, total: None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> Evaluation:
+        """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
+        opened = self.open_split(directory, split, data=data, on_notice=on_notice)
+        lists = MeasuredLists(opened.loader, opened.config, measure_cascade.scorer_of(opened.cascade))
+        with own_code(self.config), opened.refusing_new_ids():
+            measured = measure_cascade.measure_cascade(
+                opened.cascade,
+                opened.loader,
+                opened.config,
+                on_batch=lambda count: on_impressions(count, opened.impressions),
+                on_scored=lists.add,
+            )
+        return Evaluation.of_cascade(opened.requests(), measured, opened.notes, lists)
+
+    def open_split(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> OpenedSplit:
+        """Load the best checkpoint of a run, and open the days to measure it on.
+
+        Args:
+            directory: Run directory.
+            split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+            data: Directory of the log, if it was moved.
+            on_notice: Called with each note about the log.
+        """
+        config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
+        log = ImpressionLog.load(data or config.data.path)
+        notes = [*changed(stored_sources(directory)), *_check_log(directory, model, log)]
+        for note in notes:
+            on_notice(note)
+        roles = get_args(Role)
+        if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
+            raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
+        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
+        loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
+        return OpenedSplit(split, config, model, log, loader, notes)
+
+
+def _chosen(log: ImpressionLog, split: str) -> list[str]:
+    """Return the days that a split names which is none of the configuration."""
+    try:
+        return [day.name for day in log.choose([split])]
+    except ValueError as error:
+        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
+        raise ValueError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSplit:
+    """A trained cascade and the days to measure it on.
+
+    Attributes:
+        split: Name of the split or day.
+        config: Configuration of the measurement. Its test days are the days of the loader.
+        cascade: The cascade, in evaluation mode.
+        log: The log.
+        loader: Impressions of the days, in the order of time and without added negatives.
+        notes: Warnings about the log.
+    """
+
+    split: str
+    config: CascadeConfig
+    cascade: Cascade
+    log: ImpressionLog
+    loader: ImpressionLoader
+    notes: list[str]
+
+    @property
+    def impressions(self) -> int:
+        """The number of impressions."""
+        return sum(len(self.log.days[day]) for day in self.loader.days)
+
+    def requests(self) -> list[str]:
+        """Return the id of each impression, in the order of the loader."""
+        tables = [self.log.days[day].table()["request"].cast(pa.string()) for day in self.loader.days]
+        ids: list[str] = pa.chunked_array([chunk for table in tables for chunk in table.chunks]).to_pylist()
+        return ids
+
+    @contextmanager
+    def refusing_new_ids(self) -> Generator[None]:
+        """Context for scoring: explain ids that the embedding tables of the run do not have."""
+        try:
+            yield
+        except UnknownIdError as error:
+            raise ValueError(
+                f"{self.split} of {self.log.path}: {error}. These ids are newer than the training run: train again on "
+                "this log, or choose earlier days with --split"
+            ) from None
+
+
+def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]:
+    """Refuse a log whose ids or numbers differ in meaning from those of the training run; return warnings."""
+    verify_run(directory, LOG)
+    try:
+        trained = read_json(directory / LOG)
+    except FileNotFoundError:
+        return [f"{directory} has no {LOG}, so it is unknown whether the ids of {log.path} are those it was trained on"]
+    return check_compatible(trained, log, used=used_features(model))
+
+
+class ListMethod(Method[Config, RankingData]):
+    """A method that scores the documents of prepared lists. Its configuration has the sections data and metrics."""
+
+    unit: ClassVar[str] = "lists"
+    config: Any
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics of the evaluation."""
+        found: list[str] = self.config.metrics
+        return found
+
+    def higher_is_better(self, metric: str) -> bool:
+        """Return whether higher values of a metric are better."""
+        return parse(metric).higher_is_better
+
+    def open_data(self) -> RankingData:
+        """Open the prepared lists."""
+        return load_data(self.config.data)
+
+    def check_splits(self, data: RankingData) -> None:
+        """Check that all splits of the configuration exist."""
+        for role in get_args(Role):
+            for name in self.config.data.splits(role):
+                try:
+                    data[name]
+                except ValueError as error:
+                    raise ConfigError(f"data.{role}: {str(error).removeprefix('split: ')}") from None
+
+    def fingerprint(self, data: RankingData) -> str:
+        """Return the checksum of the manifest, which holds those of all files."""
+        return checksum(data.path / MANIFEST)
+
+    def evaluate(
+        self,
+        directory: Path,
+        split: str = "test",
+        *,
+        data: str | None = None,
+        on_impressions: OnImpressions = lambda count, total: None,
+        on_notice: OnNotice = lambda text: None,
+    ) -> Evaluation:
+        """Evaluate the best checkpoint of a run on lists; notes say which components have changed since training."""
+        for note in changed(stored_sources(directory)):
+            on_notice(note)
+        prepared = RankingData.load(data or self.config.data.path)
+        is_role = split in get_args(Role)
+        lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
+        scores = self.score(directory, lists)
+        with own_code(self.config):
+            return evaluate(scores, lists, self.metrics)
+
+    @abstractmethod
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the model of a run."""
+
+
+class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, RankingData]):
+    """A ranker and its loss."""
+
+    kind: ClassVar[str] = "ranker"
+    config: RankerConfig
+
+    @property
+    def title(self) -> str:
+        """The name of the loss."""
+        return short_name(self.config.loss.name)
+
+    @property
+    def metric(self) -> str:
+        """The validation metric."""
+        return self.config.training.metric
+
+    def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Return the options of the loss and of the model."""
+        return {"loss": ("", self.config.loss.model_dump()), "model": ("", self.config.model.model_dump())}
+
+    def measured(self) -> list[Any]:
+        """Return the values of the configuration that decide what validation measures."""
+        return [self.config.data.path, self.config.data.valid, self.metric]
+
+    def with_defaults(self) -> dict[str, Any]:
+        """Return the content of the configuration with every option of the loss written out."""
+        return ranker_with_defaults(self.config)
+
+    def _build_loss(self) -> None:
+        check_loss(make_loss(self.config.loss)[0], self.config.loss)
+
+    def checksums(self, data: RankingData) -> dict[str, str]:
+        """Check the splits, and return the checksums of all files."""
+        self.check_splits(data)
+        return dict(data.manifest["files"])
+
+    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
+        """Train the ranker and write a run directory."""
+        with own_code(self.config, trains=True):
+            return train_ranker.train(self.config, out, **options)
+
+    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
+        """Load the ranker of a run, in evaluation mode."""
+        return train_ranker.load_run(directory, checkpoint=checkpoint)[1]
+
+    def score(self, directory: Path, lists: Lists) -> Tensor:
+        """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
+        model = self.load(directory).to(placement_of(self.config.training).device)
+        if lists.features != len(model.scaling.mean):
+            raise ValueError(
+                f"data: the lists have {lists.features} features, the model of {directory} was trained on "
+                f"{len(model.scaling.mean)}"
+            )
+        with own_code(self.config):
+            return score(model, lists)
+
+
+_METHODS: dict[type[TrainConfig], type[TrainingMethod[Any, Any]]] = {
+    RankerConfig: RankerMethod,
+    CascadeConfig: CascadeMethod,
+}
+
+
+def method_of(config: TrainConfig) -> TrainingMethod[Any, Any]:
+    """Return the method of a training configuration. Nothing else asks which kind of configuration it is."""
+    return _METHODS[type(config)](config)
+
+
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    force: bool = False,
+    resume: bool = False,
+    group: Group = ALONE,
+    **callbacks: Unpack[Callbacks],
+) -> TrainResult:
+    """Train and write a run directory. The same configuration and data give the same weights, bit for bit.
+
+    Processes that were restarted after a failure continue the run, whatever `force` and `resume` are.
+
+    Args:
+        config: Configuration of a ranker or a cascade.
+        out: Run directory.
+        force: Replace a run that exists in `out`.
+        resume: Continue a run that exists in `out`. The result is the same as without an interruption.
+        group: Processes that train together. All of them call this function with the same arguments.
+        **callbacks: `progress` is called after every batch, `on_notice` with warnings such as damaged checkpoints.
+            `stop` is called after every batch; a true value ends the run early and raises
+            :class:`~rankfall.training.run_directory.Stopped`.
+
+    Raises:
+        ConfigError: If the configuration does not fit the data or the run in `out`.
+        TrainingError: If training cannot continue, for example because the loss became NaN.
+    """
+    if group.restarted:
+        with group.together():
+            replaces = group.first and force and is_marked_for_replacement(out)
+        force = any(group.gather(replaces))
+        resume = not force
+    with verification(os.environ.get("LOCAL_RANK", "0") == "0"):  # one process per machine reads the data for that
+        return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)
+
+
+def continue_run(config: TrainConfig, directory: Path, **callbacks: Unpack[Callbacks]) -> TrainResult:
+    """Train from the last checkpoint that an interrupted process left; see :meth:`TrainingMethod.complete`."""
+    return method_of(config).complete(directory, **callbacks)
