@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rankfall as rf
-from rankfall.registry import references as user_files
+from rankfall.registry import user_files
 from support.command_line import run as command
 from support.interrupted import train
 from support.own_parts import PARTS, cascade, write_parts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import register, registry
-from rankfall.registry import references as user_files
+from rankfall.registry import user_files
 from rankfall.registry.references import (
     Source,
     UnresolvedError,

@@ -11,7 +11,7 @@ import pytest
 
 from rankfall._config import ConfigError, to_yaml
 from rankfall.cascade import Cascade
-from rankfall.registry import references as user_files
+from rankfall.registry import user_files
 from rankfall.reporting.files import figures_of, write_evaluation_report, write_report
 from rankfall.serving.export.export_run import export_run
 from rankfall.storage.trust import UntrustedError

@@ -6,18 +6,15 @@ directory. Modules are found as by ``python -m``: in the current directory, then
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
 import itertools
-import re
 import sys
 import sysconfig
 import traceback
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,137 +24,15 @@ from typing import TYPE_CHECKING, Any
 from rankfall import register
 from rankfall._errors import did_you_mean
 from rankfall.register import KINDS, registered
+from rankfall.registry import user_files
 from rankfall.registry.signatures import place as builtin_place
 from rankfall.storage.trust import UntrustedError, check_import, is_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
     from importlib.machinery import ModuleSpec
-    from types import CodeType
 
     from rankfall.register import Kind
-
-
-_HASHES: dict[str, str] = {}  # of the text that each module was read from
-
-
-def module_name(file: Path) -> str:
-    """Return the name of the module that is read from a file.
-
-    >>> module_name(Path("/home/ada/my_loss.py"))
-    'rankfall.registry.references._2fhome_2fada_2fmy_5floss_2epy'
-    """
-    encoded = re.sub(r"[^A-Za-z0-9]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), str(file))
-    return f"{__name__}.{encoded}"
-
-
-def file_of(name: str) -> Path:
-    """Return the file that a module of this package is read from.
-
-    >>> str(file_of("rankfall.registry.references._2fa_5fb_2epy"))
-    '/a_b.py'
-    """
-    encoded = name.removeprefix(f"{__name__}.")
-    pairs = re.sub(r"((?:_[0-9a-f]{2})+)", lambda found: bytes.fromhex(found[0].replace("_", "")).decode(), encoded)
-    return Path(pairs)
-
-
-def load(file: Path) -> ModuleType:
-    """Return the module of a file. A file that has changed since it was read is read again.
-
-    Args:
-        file: Absolute path of a Python file.
-    """
-    name = module_name(file)
-    if not is_loaded(file):
-        sys.modules.pop(name, None)
-    return importlib.import_module(name)
-
-
-def is_loaded(file: Path) -> bool:
-    """Return whether this process has read a file as it is now."""
-    name = module_name(file)
-    return name in sys.modules and _HASHES.get(name) == sha256(file)
-
-
-def sha256(file: Path) -> str:
-    """Return the hash of a file's content."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-class _Finder:
-    """Finds the modules of this package."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not name.startswith(f"{__name__}."):
-            return None
-        file = file_of(name)
-        return importlib.util.spec_from_file_location(name, file, loader=_Loader(name, str(file)))
-
-
-class _CheckedLoader(importlib.machinery.SourceFileLoader):
-    """Reads a file once, so that what is checked is what runs.
-
-    The cache of compiled files is not used: it overlooks two changes within one second, and may hold other code.
-    """
-
-    def get_code(self, fullname: str) -> CodeType:
-        content = self.get_data(self.path)
-        digest = hashlib.sha256(content).hexdigest()
-        check_import(self.path, self.path, digest)
-        _HASHES[fullname] = digest
-        code: CodeType = self.source_to_code(content, self.path)
-        return code
-
-
-class _Loader(_CheckedLoader):
-    """Reads a file that is named by its path."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        code = super().get_code(fullname)
-        folder = str(Path(self.path).parent)
-        if folder not in sys.path:
-            sys.path.append(folder)  # last: modules beside the file can be imported, and hide nothing
-        return code
-
-
-sys.meta_path.append(_Finder)
-
-
-@contextmanager
-def checked(files: Mapping[str, Path]) -> Generator[None]:
-    """Context in which modules are read from these files, and only as far as their content is trusted.
-
-    Args:
-        files: Python files by the names of their modules.
-    """
-    finder = _CheckedFinder(files)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-class _CheckedFinder:
-    """Finds modules in given files."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = files
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        file = self._files.get(name)
-        if file is None:
-            return None
-        folders = [str(file.parent)] if file.name == "__init__.py" else None
-        loader = _CheckedLoader(name, str(file))
-        return importlib.util.spec_from_file_location(name, file, loader=loader, submodule_search_locations=folders)
-
-
-def read_hash(module: str) -> str | None:
-    """Return the hash of the text that a module was read from, if this package has read it."""
-    return _HASHES.get(module)
 
 
 ENTRY_POINTS = "rankfall"
@@ -385,10 +260,10 @@ def _split(kind: str, reference: str) -> tuple[str, str]:
 def _load_file(kind: str, reference: str) -> ModuleType:
     file = find(kind, reference)
     assert file is not None
-    if not is_loaded(file):
+    if not user_files.is_loaded(file):
         check_import(reference, file)
     try:
-        return load(file)
+        return user_files.load(file)
     except UntrustedError:  # the file was changed after the check above
         raise
     except (Exception, SystemExit) as error:
@@ -405,7 +280,7 @@ def _load_module(reference: str, name: str, *, installed: bool) -> ModuleType:
             f"{imported}; name the file by its path, such as './{file.name}:...'"
         )
     if file is not None:
-        _LOADED.setdefault(str(file), read_hash(name) or sha256(file))
+        _LOADED.setdefault(str(file), user_files.read_hash(name) or user_files.sha256(file))
     return module
 
 
@@ -419,7 +294,7 @@ def _import_checked(reference: str, name: str, file: Path | None) -> ModuleType:
     if here not in sys.path:
         sys.path.insert(0, here)  # stays there: the module may import others later, also in processes started from here
         importlib.invalidate_caches()
-    with checked({module: path for module, path in files.items() if path.suffix == ".py"}):
+    with user_files.checked({module: path for module, path in files.items() if path.suffix == ".py"}):
         return _import(reference, name)
 
 
@@ -519,7 +394,7 @@ _INSTALLED = tuple({path for name in ("stdlib", "purelib", "platlib") if (path :
 def _source(kind: Kind, name: str, file: Path | None) -> Source:
     if file is None:
         return Source(kind, name, "", "")
-    return Source(kind, name, str(file), _LOADED.get(str(file)) or sha256(file))
+    return Source(kind, name, str(file), _LOADED.get(str(file)) or user_files.sha256(file))
 
 
 CONTRACTS: dict[Kind, str] = {
