@@ -164,26 +164,6 @@ def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
         assert float(row[4][:4]) == pytest.approx(stage["kept"]["value"], abs=6e-4)
 
 
-def test_a_file_of_an_earlier_version_has_the_same_funnel(cascade: Path, tmp_path: Path) -> None:
-    new = Page(cascade / "report.html").pictures[0]
-    copy = shutil.copytree(cascade, tmp_path / "run")
-    content = json.loads((copy / "evaluation.json").read_text())
-    for later in ("intervals", "resampled", "funnel", "lists", "production", "production_note", "warnings"):
-        content.pop(later, None)
-    for figures in ("metrics", "chance", "undefined"):
-        content[figures] = {
-            name: figure
-            for name, figure in content[figures].items()
-            if "/alone/" not in name and not name.endswith("/survived")
-        }
-    (copy / "evaluation.json").write_text(json.dumps(content))
-    assert run("report", str(copy)) == 0
-    old = Page(copy / "report.html")
-    assert widths_of_bars(old.pictures[0]) == widths_of_bars(new)
-    assert chance_marks(old.pictures[0]) == pytest.approx(chance_marks(new), abs=0.01)
-    assert "95 % interval" not in old.words
-
-
 def test_the_spread_and_the_worst_requests_are_those_of_a_loop(cascade: Path) -> None:
     found = Page(cascade / "report.html")
     table = pq.read_table(cascade / "values.parquet")
