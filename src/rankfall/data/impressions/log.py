@@ -212,7 +212,10 @@ class ImpressionLog:
 
         Values that were added after the log was opened are left out.
         """
-        if self.verifies and table in self.manifest[VOCABULARIES]:
+        stored = self.manifest[VOCABULARIES]
+        if table not in stored:
+            raise ValueError(f"table: found {table!r}, expected one of {', '.join(sorted(stored)) or 'none'}")
+        if self.verifies:
             self._check_vocabulary(table, check_file)
         values = map_table(self._vocabulary_file(table))["value"].combine_chunks()
         return values.slice(0, self.features.tables.get(table, FIRST_KNOWN + len(values)) - FIRST_KNOWN)
