@@ -465,7 +465,7 @@ def test_broken_items_and_vocabularies(tmp_path: Path, damage: Callable[[Path], 
 
 
 def test_a_vocabulary_that_nobody_fitted(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"item.author.arrow is missing"):
+    with pytest.raises(ValueError, match=r"table: found 'item.author', expected one of video"):
         random_log(tmp_path / "log", impressions=5).vocabulary("item.author")
 
 
