@@ -1,4 +1,4 @@
-"""Configurations in YAML files: validated sections, YAML input and output, and error messages."""
+"""Validated sections of YAML configurations with their error messages, and results that are stored as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a user is told about an error: a mistake that the message explains, memory that ran out, or a bug in rankfall.
+"""Errors, warnings and interruptions: what a user is told, which arguments have wrong types, when work stops.
+
+An error is a mistake that the message explains, memory that ran out, or a bug in rankfall.
 
 Messages for users are raised by rankfall as :class:`ValueError` or :class:`OSError`. The same types come from
 libraries, with messages that only help readers of the code. So an error is expected only if a ``raise``

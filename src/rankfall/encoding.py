@@ -5,7 +5,7 @@ Preparing a log and answering a request use the same rules, so a value has the s
 - :mod:`rankfall.data.impressions.encoding` applies them to the columns of a log;
 - :mod:`rankfall.serving.value_encoders` applies them to the values of a request, after checking each of them.
 
-This package needs numpy and pyarrow alone: a bundle answers without polars, pydantic and torch.
+This module needs numpy and pyarrow alone: a bundle answers without polars, pydantic and torch.
 """
 
 from __future__ import annotations

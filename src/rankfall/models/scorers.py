@@ -1,4 +1,4 @@
-"""The deep interest network (DIN): each candidate attends to the user's behaviour sequences."""
+"""Scorers: the base class of models, linear models and MLPs, the two-tower model (DSSM) and DIN."""
 
 from __future__ import annotations
 

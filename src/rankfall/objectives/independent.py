@@ -1,4 +1,4 @@
-"""Objectives that train every stage separately: BCE, full-stage learning to rank, any loss."""
+"""Objectives that train stages separately or in a chain: BCE, full-stage learning to rank, any loss, ICC, RankFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeuralSort."""
+"""NeuralSort and SoftSort: soft permutations whose rows are softmaxes of the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse top-k."""
+"""Top-k operators with one threshold per list: DFTopK, LapSum, sigmoid and sparse top-k, and the exact top-k."""
 
 from __future__ import annotations
 

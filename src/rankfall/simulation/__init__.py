@@ -1,9 +1,7 @@
 """A simulated platform: its users, its items, the cascade that serves them, and the log of its requests.
 
-The modules in the order of a request: ``presets`` (sizes and settings), ``world`` (users and items), ``matching``
-(candidates), ``relevance`` (the true relevance), ``production`` (the scores and stages of the cascade that served the
-log), ``feedback`` (reactions of users) and ``recent_events`` (their last views); ``platform`` runs them day by day.
-``recflow_tables`` and ``industry_tables`` convert served requests to tables, which ``simulate`` and ``recflow_layout``
-write. ``live_users`` simulates users whose requests another system answers, and ``loop_tables`` makes tables, request
-bodies and events of them.
+The modules in the order of a request: ``presets`` (sizes and settings), ``world`` (users and items, candidates, true
+relevance, reactions of users), ``platform`` (the cascade that served the log and its requests, day by day), ``simulate``
+and ``industry_tables`` (the tables of served requests, and logs). ``live_users`` simulates users whose requests another
+system answers.
 """
