@@ -10,7 +10,8 @@ A file or directory is written under a temporary name and renamed when it is on 
 ==========================  ==========================================================================================
 
 A process holds a lock (``flock``) on the file or directory as long as it works on it. The lock ends with the process,
-so a file whose lock can be taken is a leftover, which is removed with a warning. On a file system without locks nothing counts as a leftover.
+so a file whose lock can be taken is a leftover, which is removed with a warning. On a file system without locks nothing
+counts as a leftover.
 """
 
 from __future__ import annotations
