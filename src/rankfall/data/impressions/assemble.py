@@ -157,10 +157,15 @@ class _Builder:
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
         graded = None if spec.has_funnel else self._relevance_of_chosen()
-        self.grade = full_stage_grades(self.number, depth, rank, graded)[order]
+        grade = full_stage_grades(self.number, depth, rank, graded)
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
-        self.chosen_depth, self.rank, self.position = depth[order], rank[order], position[order]
-        self.inclusion = inclusion[order]
+        self.columns: dict[str, NDArray[Any]] = {
+            "depth": depth[order],
+            "rank": rank[order],
+            "position": position[order],
+            "inclusion": inclusion[order],
+            "grade": grade[order],
+        }
         self.edges = edges(np.bincount(self.number, minlength=len(self.requests)))
 
     def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
@@ -283,23 +288,12 @@ class _Builder:
         match group:
             case "item":
                 return self._item_feature(name) if name else self.item
-            case "depth":
-                return self.chosen_depth
-            case "rank":
-                return self.rank
-            case "grade":
-                return self.grade
             case "relevance":
                 return self._relevance()
-            case "feedback":
-                return self._logged(name)
-            case "position":
-                return self.position
-            case "inclusion":
-                return self.inclusion
+            case "feedback" | "truth":
+                return self._logged(name or str(self.spec.truth))
             case _:
-                assert self.spec.truth is not None  # no other column is left
-                return self._logged(self.spec.truth)
+                return self.columns[group]
 
     def _request_feature(self, group: Group, name: str) -> NDArray[Any]:
         feature = getattr(self.spec.features, group)[name]
