@@ -154,7 +154,7 @@ def find_columns(
     Raises:
         ValueError: If a column is missing, or a key and another column of the same name would be read from two origins.
     """
-    ways: dict[str, tuple[_Way, Origin]] = {}
+    ways: dict[str, tuple[str, Origin]] = {}
     origins: dict[str, Origin] = {}
     stored: dict[str, str] = {}
     changes: dict[tuple[str, str], str | None] = {}
@@ -168,8 +168,8 @@ def find_columns(
             on_missing(use, message)
             changes[use.key, use.column] = None
             continue
-        way, first = ways.setdefault(use.column, (_WAYS[use.role], origin))
-        if first == origin and _share_a_type(way, _WAYS[use.role]):
+        way, first = ways.setdefault(use.column, (_way(use.role), origin))
+        if first == origin and _share_a_type(way, _way(use.role)):
             origins[use.column] = origin
             continue
         if not _can_be_renamed(use):
@@ -179,25 +179,18 @@ def find_columns(
                 f"the column {use.column!r} is needed from {names[first]} and from {names[origin]} ({use.key}); "
                 "rename one of them"
             )
-        name = f"{use.column} (as {_WAYS[use.role]}{'' if first == origin else f', of {origin}'})"
+        name = f"{use.column} (as {_way(use.role)}{'' if first == origin else f', of {origin}'})"
         changes[use.key, use.column] = name
         origins[name], stored[name] = origin, use.column
     return Columns(with_columns(spec, changes) if changes else spec, origins, stored)
 
 
-_Way = Literal["id", "whole number", "number", "vector", "time", "sequence"]
-_WAYS: dict[Role, _Way] = {
-    "id": "id",
-    "day": "id",
-    "whole": "whole number",
-    "number": "number",
-    "vector": "vector",
-    "time": "time",
-    "sequence": "sequence",
-}
+def _way(role: Role) -> str:
+    """Return how a column is used, for its name: `price (as number)`."""
+    return {"day": "id", "whole": "whole number"}.get(role, role)
 
 
-def _share_a_type(one: _Way, other: _Way) -> bool:
+def _share_a_type(one: str, other: str) -> bool:
     """Return whether a column that is used in both ways is read once; whole numbers are ids and numbers, too."""
     return one == other or {one, other} in ({"whole number", "id"}, {"whole number", "number"})
 
