@@ -23,11 +23,14 @@ from rankfall.data.impressions.requests import (
     HASH,
     TIME,
     Counts,
+    bad_inclusions,
+    bad_places,
     draw_negatives,
     full_stage_grades,
     full_stage_sample,
     group_rows,
     order_keys,
+    refuse,
     row_name,
     sample_keys,
     stage_depths,
@@ -209,22 +212,15 @@ class _Builder:
         raw = self.rows[column]
         if not raw.dtype.is_integer() and raw.dtype != pl.Null:
             raise ValueError(f"column {column!r}: found {raw.dtype}, expected whole numbers")
-        places: Integers = raw.cast(pl.Int64).fill_null(-1).to_numpy()
-        if (bad := np.flatnonzero((places < -1) | (places >= 2**31))).size:
-            found, where = places[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(f"column {column!r}: found {found}, expected at least 0, or -1 for none ({where})")
-        return places
+        refuse(bad_places(self.rows, [column]), self.rows, self.spec)
+        return raw.cast(pl.Int64).fill_null(-1).to_numpy()
 
     def _inclusions(self, number: Integers, chosen: Integers) -> NDArray[np.float32]:
         """Return the probability with which each chosen item was drawn: for the log, times that of the sample here."""
         if self.spec.inclusion is None:
             return np.ones(len(chosen), np.float32)
+        refuse(bad_inclusions(self.rows, self.spec), self.rows, self.spec)
         logged = self.rows[self.spec.inclusion].cast(pl.Float64).fill_null(1).to_numpy()
-        if (bad := np.flatnonzero(~((logged > 0) & (logged <= 1)))).size:  # also NaN
-            found, where = logged[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(
-                f"column {self.spec.inclusion!r}: found {found}, expected a probability above 0 and at most 1 ({where})"
-            )
         stages = len(self.spec.stages)
         sizes = np.array([len(logged) if stage.sample is None else stage.sample for stage in self.spec.stages])
         cell = number * stages + self.depth

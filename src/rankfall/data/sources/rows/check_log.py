@@ -22,11 +22,11 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall.data.impressions.encoding import parse_times
-from rankfall.data.impressions.requests import DAY, TIME, with_days
+from rankfall.data.impressions.requests import DAY, TIME, BadRows, with_days
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
 from rankfall.data.sources.rows.portions import write_spool
 from rankfall.data.sources.rows.raw_log import RawLog, column_uses, time_units
-from rankfall.data.sources.rows.row_checks import BadRows, check_rows, check_sequences
+from rankfall.data.sources.rows.row_checks import check_rows, check_sequences
 from rankfall.data.sources.rows.row_files import ROW, convert, is_lost
 from rankfall.storage.files import scratch_directory
 
