@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from rankfall._engine import Engine
     from rankfall.data.impressions.spec import Spec
-    from rankfall.data.sources.problems import DataCheck, Findings
+    from rankfall.data.sources.problems import DataCheck
     from rankfall.data.sources.rows.portions import RequestOrder
     from rankfall.data.sources.rows.raw_log import Origin, Tables
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source, SourceRows
@@ -106,10 +106,31 @@ def open_inputs(
         if skip_bad is None:
             yield RowInputs(files, copied, own, {})
             return
-        found = _bad_rows(files, spec, copied, skip_bad, engine, on_progress, directory)
-        files = [replace(file, skipped=found.skipped(str(file))) for file in files]
-        left = {origin: _without(found, path) for origin, path in copied.items()}
-        yield RowInputs(files, left, own, {"skipped": skipped_json(found, skip_bad)})
+        if skip_bad < 0:
+            raise ValueError(f"skip_bad: found {skip_bad}, expected at least 0")
+        steps = partial(Step, on_progress=on_progress)
+        check, found = check_log(files, spec, copied, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
+        lasting = [problem for problem in check.errors if problem.dropped is None]
+        if lasting:
+            first = lasting[0]
+            where = f"column {first.column!r}: " if first.column else ""
+            raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
+        if found.bad_rows > skip_bad:
+            raise TooManyBadError(
+                f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {skip_bad:,}; nothing was written",
+                check,
+            )
+        if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
+            raise TooManyBadError("skip_bad: every row of the log is bad", check)
+
+        def good(files: list[RowFile]) -> list[RowFile]:
+            return [replace(file, skipped=found.skipped(str(file))) for file in files]
+
+        left = {
+            origin: None if table is None else good(find_row_files(table if isinstance(table, list) else [table]))
+            for origin, table in copied.items()
+        }
+        yield RowInputs(good(files), left, own, {"skipped": skipped_json(found, skip_bad)})
 
 
 @contextmanager
@@ -143,42 +164,6 @@ def check_sources(sources: Sequence[Source], spec: Spec) -> None:
         raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
     if sources and spec.source is not None:
         raise ValueError("sources: found files, and a `source` in the description; expected one of them")
-
-
-def _bad_rows(
-    files: Sequence[RowFile],
-    spec: Spec,
-    tables: Tables,
-    limit: int,
-    engine: Engine,
-    on_progress: OnProgress,
-    directory: Path,
-) -> Findings:
-    """Check a log; return its bad rows, of which there are at most `limit`."""
-    if limit < 0:
-        raise ValueError(f"skip_bad: found {limit}, expected at least 0")
-    steps = partial(Step, on_progress=on_progress)
-    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps, inside=directory)
-    lasting = [problem for problem in check.errors if problem.dropped is None]
-    if lasting:
-        first = lasting[0]
-        where = f"column {first.column!r}: " if first.column else ""
-        raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
-    if found.bad_rows > limit:
-        raise TooManyBadError(
-            f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {limit:,}; nothing was written", check
-        )
-    if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
-        raise TooManyBadError("skip_bad: every row of the log is bad", check)
-    return found
-
-
-def _without(found: Findings, table: Path | list[RowFile] | None) -> list[RowFile] | None:
-    """Return the files of a table without its bad rows."""
-    if table is None:
-        return None
-    files = find_row_files(table if isinstance(table, list) else [table])
-    return [replace(file, skipped=found.skipped(str(file))) for file in files]
 
 
 class Step:
