@@ -49,6 +49,24 @@ _OF_GROUP: dict[Group, tuple[Origin, ...]] = {
 }
 
 
+# the keys of a description that name columns, beside features and sequences
+_KEYS: dict[str, tuple[Role, tuple[Origin, ...]]] = {
+    "request": ("id", _OF_ROW),
+    "item": ("id", _OF_ROW),
+    "user": ("id", _OF_REQUEST),
+    "time": ("time", _OF_REQUEST),
+    "day": ("day", _OF_REQUEST),
+    "stage": ("id", _OF_ROW),
+    "rank": ("whole", _OF_ROW),
+    "stages": ("number", _OF_ROW),
+    "relevant": ("number", _OF_ROW),
+    "position": ("whole", _OF_ROW),
+    "inclusion": ("number", _OF_ROW),
+    "truth": ("number", _OF_ROW),
+    "feedback": ("number", _OF_ROW),
+}
+
+
 class ColumnUse(NamedTuple):
     """A column that one key of the description needs."""
 
@@ -60,31 +78,16 @@ class ColumnUse(NamedTuple):
 
 def column_uses(spec: Spec) -> Iterator[ColumnUse]:
     """Iterate over everything that a description needs."""
-    yield ColumnUse("request", spec.request, "id", _OF_ROW)
-    yield ColumnUse("item", spec.item, "id", _OF_ROW)
-    if spec.user is not None:
-        yield ColumnUse("user", spec.user, "id", _OF_REQUEST)
-    if spec.time is not None:
-        yield ColumnUse("time", spec.time.column, "time", _OF_REQUEST)
-    if spec.day is not None:
-        yield ColumnUse("day", spec.day, "day", _OF_REQUEST)
-    if spec.stage is not None:
-        yield ColumnUse("stage", spec.stage, "id", _OF_ROW)
-    if spec.rank is not None:
-        yield ColumnUse("rank", spec.rank, "whole", _OF_ROW)
-    for stage in spec.stages:
-        if stage.flag is not None:
-            yield ColumnUse(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
-    if spec.relevant.column is not None:
-        yield ColumnUse("relevant", spec.relevant.column, "number", _OF_ROW)
-    if spec.position is not None:
-        yield ColumnUse("position", spec.position, "whole", _OF_ROW)
-    if spec.inclusion is not None:
-        yield ColumnUse("inclusion", spec.inclusion, "number", _OF_ROW)
-    if spec.truth is not None:
-        yield ColumnUse("truth", spec.truth, "number", _OF_ROW)
-    for column in spec.feedback:
-        yield ColumnUse("feedback", column, "number", _OF_ROW)
+    for key, (role, origins) in _KEYS.items():
+        value = getattr(spec, key)
+        if key == "stages":
+            yield from (
+                ColumnUse(f"stages.{one.name}", one.flag, role, origins) for one in value if one.flag is not None
+            )
+        elif key == "feedback":
+            yield from (ColumnUse(key, column, role, origins) for column in value)
+        elif (column := getattr(value, "column", value)) is not None:
+            yield ColumnUse(key, column, role, origins)
     for group, name, feature in spec.features:
         column = column_of(spec, name, feature)
         of_request = isinstance(feature, Time) and feature.column is None
@@ -214,14 +217,14 @@ def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> S
     """
     new: dict[str, Any] = {}
     for (key, column), name in changes.items():
-        if key in ("user", "day", "stage", "rank", "position", "inclusion", "truth"):
-            new[key] = name
-        elif key == "time":
+        if key == "time":
             new[key] = name and spec.time and spec.time.model_copy(update={"column": name})
         elif key == "relevant":
             new[key] = spec.relevant.model_copy(update={"column": name})
         elif key == "feedback":
             new[key] = [other for other in new.get(key, spec.feedback) if other != column]
+        elif key in _KEYS and key not in ("request", "item"):
+            new[key] = name
     flagless = {key for (key, _) in changes if key.startswith("stages.")}
     if flagless:
         new["stages"] = [
