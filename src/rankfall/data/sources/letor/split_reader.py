@@ -102,9 +102,8 @@ class SplitReader:
     def _add_lists(self, qids: Any, lines: NDArray[np.int64]) -> None:
         if len(lines) == 0:
             return
-        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
-        firsts = np.concatenate([np.zeros(1, np.int64), changes])
-        lasts = np.append(changes, len(lines)) - 1
+        firsts = _run_starts(qids)
+        lasts = np.append(firsts[1:], len(lines)) - 1
         names = qids.take(pa.array(firsts)).to_pylist()
         for qid, first, last in zip(names, firsts.tolist(), lasts.tolist(), strict=True):
             if qid != self._current:
@@ -130,6 +129,12 @@ class SplitReader:
             f"{self._first_lines[before]} to {self._last_lines[before]} of {origin}, with other queries in "
             "between (--regroup joins them)"
         )
+
+
+def _run_starts(qids: Any) -> NDArray[np.int64]:
+    """Return the rows at which another query begins."""
+    changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
+    return np.concatenate([np.zeros(1, np.int64), changes])
 
 
 class Grouping:
@@ -418,8 +423,7 @@ class _SplitCheck:
     def _add_lists(self, qids: Any, lines: NDArray[np.int64], path: str) -> None:
         if len(lines) == 0:
             return
-        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
-        firsts = np.concatenate([np.zeros(1, np.int64), changes])
+        firsts = _run_starts(qids)
         for qid, first in zip(qids.take(pa.array(firsts)).to_pylist(), firsts.tolist(), strict=True):
             place = Place(path, found=f"query {qid!r}", line=int(lines[first]))
             if qid != self._current and qid in self.queries and not self._recipe.regroup:
