@@ -1,15 +1,15 @@
 """Prepare an impression log from raw rows, in memory that does not grow with the number of rows.
 
-The steps, one module each:
+The steps:
 
 1. :mod:`raw_log` opens the files and decides the origin and type of each column.
-2. :mod:`request_order` reads the keys, orders the requests and cuts them into portions.
-3. :mod:`portions` spools the rows by portion and joins the tables.
-4. :mod:`fit` fits vocabularies, scalings and buckets to the portions of the first days.
-5. :mod:`write_days` writes day after day: it adds the items of the day to the item table, collects the events before
-   each request (:mod:`log_sequences`) and makes the impressions of each portion
+2. :mod:`portions` reads the keys, orders the requests, cuts them into portions, spools the rows by portion and joins
+   the tables.
+3. :mod:`log_state` fits vocabularies, scalings and buckets to the portions of the first days.
+4. :mod:`write_days` writes day after day: it adds the items of the day to the item table, collects the events before
+   each request (:mod:`row_checks`) and makes the impressions of each portion
    (:func:`rankfall.data.impressions.assemble.assemble`).
-6. :mod:`log_state` stores what the next day depends on, so that :mod:`append_rows` can add days later.
+5. :mod:`log_state` stores what the next day depends on, so that :func:`append_rows` can add days later.
 
 The output depends on the rows only, not on the files they are read from, their order, the size of portions or the
 number of threads. Steps that read rows are functions of some files or of a portion, which an engine maps over them in
