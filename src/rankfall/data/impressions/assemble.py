@@ -23,11 +23,14 @@ from rankfall.data.impressions.requests import (
     HASH,
     TIME,
     Counts,
+    bad_inclusions,
+    bad_places,
     draw_negatives,
     full_stage_grades,
     full_stage_sample,
     group_rows,
     order_keys,
+    refuse,
     row_name,
     sample_keys,
     stage_depths,
@@ -157,10 +160,15 @@ class _Builder:
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
         graded = None if spec.has_funnel else self._relevance_of_chosen()
-        self.grade = full_stage_grades(self.number, depth, rank, graded)[order]
+        grade = full_stage_grades(self.number, depth, rank, graded)
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
-        self.chosen_depth, self.rank, self.position = depth[order], rank[order], position[order]
-        self.inclusion = inclusion[order]
+        self.columns: dict[str, NDArray[Any]] = {
+            "depth": depth[order],
+            "rank": rank[order],
+            "position": position[order],
+            "inclusion": inclusion[order],
+            "grade": grade[order],
+        }
         self.edges = edges(np.bincount(self.number, minlength=len(self.requests)))
 
     def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
@@ -204,22 +212,15 @@ class _Builder:
         raw = self.rows[column]
         if not raw.dtype.is_integer() and raw.dtype != pl.Null:
             raise ValueError(f"column {column!r}: found {raw.dtype}, expected whole numbers")
-        places: Integers = raw.cast(pl.Int64).fill_null(-1).to_numpy()
-        if (bad := np.flatnonzero((places < -1) | (places >= 2**31))).size:
-            found, where = places[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(f"column {column!r}: found {found}, expected at least 0, or -1 for none ({where})")
-        return places
+        refuse(bad_places(self.rows, [column]), self.rows, self.spec)
+        return raw.cast(pl.Int64).fill_null(-1).to_numpy()
 
     def _inclusions(self, number: Integers, chosen: Integers) -> NDArray[np.float32]:
         """Return the probability with which each chosen item was drawn: for the log, times that of the sample here."""
         if self.spec.inclusion is None:
             return np.ones(len(chosen), np.float32)
+        refuse(bad_inclusions(self.rows, self.spec), self.rows, self.spec)
         logged = self.rows[self.spec.inclusion].cast(pl.Float64).fill_null(1).to_numpy()
-        if (bad := np.flatnonzero(~((logged > 0) & (logged <= 1)))).size:  # also NaN
-            found, where = logged[bad[0]], row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(
-                f"column {self.spec.inclusion!r}: found {found}, expected a probability above 0 and at most 1 ({where})"
-            )
         stages = len(self.spec.stages)
         sizes = np.array([len(logged) if stage.sample is None else stage.sample for stage in self.spec.stages])
         cell = number * stages + self.depth
@@ -283,23 +284,12 @@ class _Builder:
         match group:
             case "item":
                 return self._item_feature(name) if name else self.item
-            case "depth":
-                return self.chosen_depth
-            case "rank":
-                return self.rank
-            case "grade":
-                return self.grade
             case "relevance":
                 return self._relevance()
-            case "feedback":
-                return self._logged(name)
-            case "position":
-                return self.position
-            case "inclusion":
-                return self.inclusion
+            case "feedback" | "truth":
+                return self._logged(name or str(self.spec.truth))
             case _:
-                assert self.spec.truth is not None  # no other column is left
-                return self._logged(self.spec.truth)
+                return self.columns[group]
 
     def _request_feature(self, group: Group, name: str) -> NDArray[Any]:
         feature = getattr(self.spec.features, group)[name]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -17,7 +17,7 @@ from rankfall.data.impressions.encoding import hash_values, to_times
 from rankfall.encoding import combine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -321,6 +321,52 @@ def _depths_from_column(rows: pl.DataFrame, spec: Spec) -> Integers:
 def row_name(rows: pl.DataFrame, spec: Spec, position: int) -> str:
     """Return the request and the item of a row, for error messages."""
     return f"request {rows[spec.request][position]!r}, item {rows[spec.item][position]!r}"
+
+
+class BadRows(NamedTuple):
+    """The rows that have a problem.
+
+    Args:
+        column: The column that has it.
+        problem: What was found, and what was expected.
+        mask: True for the rows that have it.
+        values: The values to be shown.
+        level: Whether these rows prevent the preparation.
+    """
+
+    column: str
+    problem: str
+    mask: pl.Series
+    values: pl.Series | None = None
+    level: Literal["error", "warning"] = "error"
+
+
+def bad_places(rows: pl.DataFrame, columns: Iterable[str | None]) -> Iterator[BadRows]:
+    """Yield the rows whose ranks or positions are neither places nor -1."""
+    for column in dict.fromkeys(columns):
+        if column is not None and column in rows.columns:
+            places = rows[column].cast(pl.Int64).fill_null(-1)
+            problem = "found another number, expected at least 0, or -1 for none"
+            yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
+
+
+def bad_inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    """Yield the rows whose probability of being drawn is none."""
+    if spec.inclusion is not None and spec.inclusion in rows.columns:
+        values = rows[spec.inclusion].cast(pl.Float64).fill_null(1)
+        bad = ~((values > 0) & (values <= 1)) | values.is_nan()
+        problem = "found another number, expected a probability above 0 and at most 1"
+        yield BadRows(spec.inclusion, problem, bad, rows[spec.inclusion])
+
+
+def refuse(problems: Iterable[BadRows], rows: pl.DataFrame, spec: Spec) -> None:
+    """Raise an error that names the first row with one of these problems."""
+    for problem in problems:
+        if problem.mask.any() and problem.values is not None:
+            position = int(problem.mask.arg_max() or 0)
+            found, expected = problem.values[position], problem.problem.partition(", ")[2]
+            where = row_name(rows, spec, position)
+            raise ValueError(f"column {problem.column!r}: found {found}, {expected} ({where})")
 
 
 @dataclass(slots=True)

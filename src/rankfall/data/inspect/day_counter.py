@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -152,32 +153,21 @@ class DayCounter:
 
     def figures(self, name: str, repeated_requests: int) -> DayFigures:
         """Return the figures of everything added."""
-        number = self._number
-        return DayFigures(
-            name=name,
-            impressions=self._lengths.figures().count,
-            items=number["items"],
-            first_time=self._first,
-            last_time=self._last,
-            lengths=self._lengths.figures(),
-            stages=self._stages(),
-            relevant=number["relevant"],
-            without_relevant=number["without_relevant"],
-            all_relevant=number["all_relevant"],
-            feedback={of: self._feedback[of] / max(number["items"], 1) for of in self._spec.feedback},
-            features=self._features,
-            sequences={of: lengths.figures() for of, lengths in self._sequences.items()},
-            repeated_requests=repeated_requests,
-            uneven=number["uneven"],
-            unsorted=number["unsorted"],
-            repeated_items=number["repeated_items"],
-            unknown_items=number["unknown_items"],
-            wrong_depths=number["wrong_depths"],
-            contradictions=number["contradictions"],
-            wrong_grades=number["wrong_grades"],
-            one_grade=number["one_grade"],
-            outranked=number["outranked"],
-        )
+        whole = self._lengths.figures()
+        figures: dict[str, Any] = {
+            "name": name,
+            "impressions": whole.count,
+            "first_time": self._first,
+            "last_time": self._last,
+            "lengths": whole,
+            "stages": self._stages(),
+            "feedback": {of: self._feedback[of] / max(self._number["items"], 1) for of in self._spec.feedback},
+            "features": self._features,
+            "sequences": {of: lengths.figures() for of, lengths in self._sequences.items()},
+            "repeated_requests": repeated_requests,
+        }
+        figures |= {one.name: self._number[one.name] for one in fields(DayFigures) if one.name not in figures}
+        return DayFigures(**figures)
 
     def _stages(self) -> list[StageFigures]:
         names = ["random negatives", *self._spec.stage_names]

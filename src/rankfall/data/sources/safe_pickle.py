@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import pickletools
 import re
-import struct
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import BinaryIO
 
@@ -27,20 +27,35 @@ if TYPE_CHECKING:
     Pairs = list[tuple[str | int, Any]]
 
 # Names that files may contain. They are never looked up; they only identify the arguments that follow.
-_RECONSTRUCT = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
-_SCALAR = {"numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"}
-_FROM_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"}  # protocol 5
-_NDARRAY = {"numpy.ndarray"}
-_DTYPE = {"numpy.dtype"}
-_ENCODE = {"_codecs.encode"}  # bytes before protocol 3
-_BYTES = {"__builtin__.bytes", "builtins.bytes"}  # the same, of length 0
-_ALLOWED = _RECONSTRUCT | _SCALAR | _FROM_BUFFER | _NDARRAY | _DTYPE | _ENCODE | _BYTES
-
+_NAMES = {
+    "numpy.core.multiarray._reconstruct": "reconstruct",
+    "numpy._core.multiarray._reconstruct": "reconstruct",
+    "numpy.core.multiarray.scalar": "scalar",
+    "numpy._core.multiarray.scalar": "scalar",
+    "numpy.core.numeric._frombuffer": "frombuffer",  # protocol 5
+    "numpy._core.numeric._frombuffer": "frombuffer",
+    "numpy.ndarray": "ndarray",
+    "numpy.dtype": "dtype",
+    "_codecs.encode": "encode",  # bytes before protocol 3
+    "__builtin__.bytes": "bytes",  # the same, of length 0
+    "builtins.bytes": "bytes",
+}
 _NUMBERS = re.compile(r"(b1|[iu][1248]|f[248])")
 _BYTE_ORDERS = {"<", ">", "|", "="}
-_ORDERS = {"C", "F"}
 _LONGEST_AXIS = 2**31
 _MOST_AXES = 32
+
+# The known operations: those that push their argument, a constant or a part, then all others.
+_VALUES = {"BININT", "BININT1", "BININT2", "BINFLOAT", "LONG1", "LONG4"}
+_VALUES |= {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+_BYTES = {"SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_PUTS, _GETS = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
+_OTHERS = {"PROTO", "FRAME", "STOP", "MARK", "EMPTY_DICT", "EMPTY_LIST", "TUPLE", "APPEND", "APPENDS", "SETITEM"}
+_OTHERS |= {"SETITEMS", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
+_KNOWN = {*_VALUES, *_BYTES, *_CONSTANTS, *_TUPLES, *_PUTS, *_GETS, *_OTHERS}
+_OPERATIONS = {operation.code.encode("latin-1"): operation for operation in pickletools.opcodes}
 
 
 def read_dict(path: Path) -> dict[str | int, Any]:
@@ -61,74 +76,51 @@ def read_pairs(path: Path) -> Iterator[Pairs]:
         ValueError: If the file is not a pickle of such a dict.
     """
     with path.open("rb") as file:
-        size = path.stat().st_size
+        operations = _Operations(file, path)
         needed: set[int] = set()
         with suppress(ValueError):  # errors are raised by the second pass, which has better messages
-            needed.update(index for operation, index in _Operations(file, path, size) if operation in _GETS)
-        file.seek(0)
-        yield from _Machine(_Operations(file, path, size), needed).run()
-
-
-# --- operations -------------------------------------------------------------------------------------------------
-
-_LINES = "lines"  # an argument of two lines of text
-# The known operations with their argument: a struct format, or the format of the length of the content and a star.
-_ARGUMENTS = {
-    "PROTO": "B", "FRAME": "<Q", "STOP": "", "MARK": "",
-    "EMPTY_DICT": "", "EMPTY_LIST": "", "EMPTY_TUPLE": "", "TUPLE": "", "TUPLE1": "", "TUPLE2": "", "TUPLE3": "",
-    "APPEND": "", "APPENDS": "", "SETITEM": "", "SETITEMS": "",
-    "NONE": "", "NEWTRUE": "", "NEWFALSE": "", "BINFLOAT": ">d",
-    "BININT": "<i", "BININT1": "B", "BININT2": "<H", "LONG1": "B*", "LONG4": "<i*",
-    "SHORT_BINUNICODE": "B*", "BINUNICODE": "<I*", "BINUNICODE8": "<Q*",
-    "SHORT_BINBYTES": "B*", "BINBYTES": "<I*", "BINBYTES8": "<Q*", "BYTEARRAY8": "<Q*",
-    "BINPUT": "B", "LONG_BINPUT": "<I", "MEMOIZE": "", "BINGET": "B", "LONG_BINGET": "<I",
-    "GLOBAL": _LINES, "STACK_GLOBAL": "", "REDUCE": "", "BUILD": "",
-}  # fmt: skip
-_GETS = {"BINGET", "LONG_BINGET"}
-_CODES = {operation.code.encode("latin-1"): operation.name for operation in pickletools.opcodes}
-_TABLE = {
-    code: (name, struct.Struct(_ARGUMENTS[name].rstrip("*")) if _ARGUMENTS[name] != _LINES else None)
-    for code, name in _CODES.items()
-    if name in _ARGUMENTS
-}
-_WITH_CONTENT = {name for name, argument in _ARGUMENTS.items() if argument.endswith("*")}
+            needed.update(argument for name, argument in operations if name in _GETS)
+        yield from _Machine(operations, needed).run()
 
 
 class _Operations:
-    """The operations of a file, each with its argument."""
+    """The operations of a file, each with its argument, which pickletools reads."""
 
-    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
-        self._file = file
-        self._path = path
-        self._size = size
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._size = file, path, path.stat().st_size
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
+        self._file.seek(0)
         if self._file.read(1) != b"\x80":
             self.refuse("expected a pickle of protocol 2 or later")
         self._file.seek(0)
         name = ""
         while name != "STOP":
-            code = self._read(1)
-            if code not in _TABLE:
-                self.refuse(f"the operation {_CODES.get(code, repr(code))} is not allowed")
-            name, argument = _TABLE[code]
-            if argument is None:
-                yield name, (self._line(), self._line())
-            elif argument.size == 0:
-                yield name, None
-            else:
-                (value,) = argument.unpack(self._read(argument.size))
-                if name == "FRAME" and value > self._size - self._file.tell():
+            operation = _OPERATIONS.get(code := self.read(1))
+            if operation is None or operation.name not in _KNOWN:
+                self.refuse(f"the operation {operation.name if operation else repr(code)} is not allowed")
+            name = operation.name
+            argument: Any = None
+            if name == "GLOBAL":
+                argument = f"{self._line()}.{self._line()}"
+            elif operation.arg is not None:
+                try:
+                    argument = operation.arg.reader(self)  # type: ignore[arg-type]  # it needs `read` alone
+                except UnicodeDecodeError:
+                    self.refuse("found text that is not UTF-8")
+                except ValueError:
                     self.refuse("the pickle is damaged or cut off")
-                yield name, self._read(value) if name in _WITH_CONTENT else value
+            if name == "FRAME" and argument > self._size - self._file.tell():
+                self.refuse("the pickle is damaged or cut off")
+            yield name, argument
         if self._file.read(1):
             self.refuse("found data after the end of the pickle")
 
-    def _read(self, count: int) -> bytes:
-        # a claim beyond the size of the file is wrong; no memory is allocated for it
+    def read(self, count: int) -> bytes:
+        """Read bytes; a claim beyond the size of the file is wrong, and no memory is allocated for it."""
         data = self._file.read(count) if 0 <= count <= self._size else b""
         if len(data) != count:
-            self.refuse("the pickle is damaged or cut off")
+            raise ValueError(self._message("the pickle is damaged or cut off"))
         return data
 
     def _line(self) -> str:
@@ -137,67 +129,26 @@ class _Operations:
             self.refuse("the pickle is damaged or cut off")
         return line[:-1].decode("utf-8", "replace")
 
+    def _message(self, why: str) -> str:
+        return f"{self._path}: {why} (byte {self._file.tell():,})"
+
     def refuse(self, why: str) -> NoReturn:
-        raise ValueError(f"{self._path}: {why} (byte {self._file.tell():,})")
+        raise ValueError(self._message(why)) from None
 
 
-# --- values -----------------------------------------------------------------------------------------------------
-
-
+@dataclass(eq=False)
 class _Part:
-    """An intermediate value of an array, which is not a value of the result."""
+    """An intermediate value of an array: a name, bytes, a type, an array once it is built, or a tuple of parts."""
 
-    def __repr__(self) -> str:
-        return "a part of an array"
-
-
-class _Name(_Part):
-    """An allowed name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-class _Data(_Part):
-    """Bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __repr__(self) -> str:
-        return "bytes"
-
-
-class _Type(_Part):
-    """The type of the numbers of an array; the byte order is set later."""
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        self.dtype = np.dtype(code)
-
-
-class _Unbuilt(_Part):
-    """An array whose content follows, and the memo entries that refer to it."""
-
-    def __init__(self) -> None:
-        self.places: list[int] = []
-
-
-class _Arguments(_Part):
-    """A tuple that contains parts."""
-
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        self.values = values
+    kind: str
+    value: Any = None
 
 
 class _Machine:
     """Executes operations on a stack of values; a mark puts the stack aside and begins a new one."""
 
     def __init__(self, operations: _Operations, needed: set[int]) -> None:
-        self._operations = operations
+        self._operations, self._refuse = operations, operations.refuse
         self._needed = needed  # the memo indices that the file refers to
         self._memo: dict[int, Any] = {}
         self._memoized = 0
@@ -207,58 +158,78 @@ class _Machine:
         self._pairs: Pairs = []  # entries of the outermost dict that were not yielded yet
 
     def run(self) -> Iterator[Pairs]:
-        perform: dict[str, Callable[[Any], None]] = {name: getattr(self, f"_{name.lower()}") for name in _ARGUMENTS}
         for name, argument in self._operations:
             try:
-                perform[name](argument)
+                self._perform(name, argument)
             except IndexError:
                 self._refuse("the pickle takes what is not there")
             if self._pairs:
                 pairs, self._pairs = self._pairs, []
                 yield pairs
 
-    def _refuse(self, why: str) -> NoReturn:
-        self._operations.refuse(why)
+    def _perform(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in _PUTS:
+            index = self._memoized if name == "MEMOIZE" else argument
+            self._memoized += 1
+            value = stack[-1]
+            if index in self._needed:
+                self._memo[index] = value
+        elif name in _TUPLES:
+            stack.append(_tuple_of(self._last(_TUPLES[name])))
+        elif name in _GETS:
+            if argument not in self._memo:
+                self._refuse("the pickle takes what is not there")
+            value = self._memo[argument]
+            is_built = isinstance(value, _Part) and value.kind == "array" and value.value is not None
+            stack.append(value.value if is_built else value)
+        elif name in _BYTES:
+            stack.append(_Part("bytes", argument))
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        else:
+            self._change(name, argument)
 
-    def _proto(self, version: int) -> None:
-        if not 2 <= version <= 5:
-            self._refuse(f"found pickle protocol {version}, expected 2 to 5")
-
-    def _frame(self, _: int) -> None:
-        pass  # frames only help to read slow files; one that is too short does not matter
-
-    def _stop(self, _: None) -> None:
-        if self._root is None or self._aside or len(self._stack) != 1 or self._stack[0] is not self._root:
-            self._refuse("expected exactly one dict")
-
-    # containers
-
-    def _mark(self, _: None) -> None:
-        self._aside.append(self._stack)
-        self._stack = []
+    def _change(self, name: str, argument: Any) -> None:
+        """Perform an operation that combines values."""
+        match name:
+            case "PROTO" if not 2 <= argument <= 5:
+                self._refuse(f"found pickle protocol {argument}, expected 2 to 5")
+            case "STOP":
+                if self._root is None or self._aside or len(self._stack) != 1 or self._stack[0] is not self._root:
+                    self._refuse("expected exactly one dict")
+            case "MARK":
+                self._aside.append(self._stack)
+                self._stack = []
+            case "EMPTY_DICT":
+                self._stack.append({})
+                self._root = self._stack[-1] if self._root is None else self._root
+            case "EMPTY_LIST":
+                self._stack.append([])
+            case "TUPLE":
+                values = self._to_mark()
+                self._stack.append(_tuple_of(values))
+            case "APPEND" | "APPENDS":
+                self._extend(self._last(1) if name == "APPEND" else self._to_mark())
+            case "SETITEM" | "SETITEMS":
+                self._update(self._last(2) if name == "SETITEM" else self._to_mark())
+            case "GLOBAL":
+                self._name(argument)
+            case "STACK_GLOBAL":
+                module, of = self._last(2)
+                if not (isinstance(module, str) and isinstance(of, str)):
+                    self._refuse("the pickle asks for an object without a name")
+                self._name(f"{module}.{of}")
+            case "REDUCE":
+                self._reduce(*self._last(2))
+            case "BUILD":
+                self._build(*self._last(2))
 
     def _to_mark(self) -> list[Any]:
         values, self._stack = self._stack, self._aside.pop()
         return values
-
-    def _empty_dict(self, _: None) -> None:
-        made: dict[Any, Any] = {}
-        if self._root is None:
-            self._root = made
-        self._stack.append(made)
-
-    def _empty_list(self, _: None) -> None:
-        self._stack.append([])
-
-    def _empty_tuple(self, _: None) -> None:
-        self._stack.append(())
-
-    def _push_tuple(self, values: list[Any]) -> None:
-        made = tuple(values)
-        self._stack.append(_Arguments(made) if any(isinstance(value, _Part) for value in made) else made)
-
-    def _tuple(self, _: None) -> None:
-        self._push_tuple(self._to_mark())
 
     def _last(self, count: int) -> list[Any]:
         values = self._stack[-count:]
@@ -267,21 +238,6 @@ class _Machine:
         del self._stack[-count:]
         return values
 
-    def _tuple1(self, _: None) -> None:
-        self._push_tuple(self._last(1))
-
-    def _tuple2(self, _: None) -> None:
-        self._push_tuple(self._last(2))
-
-    def _tuple3(self, _: None) -> None:
-        self._push_tuple(self._last(3))
-
-    def _append(self, _: None) -> None:
-        self._extend(self._last(1))
-
-    def _appends(self, _: None) -> None:
-        self._extend(self._to_mark())
-
     def _extend(self, values: list[Any]) -> None:
         target = self._stack[-1]
         if type(target) is not list:
@@ -289,12 +245,6 @@ class _Machine:
         for value in values:
             self._check(value)
         target += values
-
-    def _setitem(self, _: None) -> None:
-        self._update(self._last(2))
-
-    def _setitems(self, _: None) -> None:
-        self._update(self._to_mark())
 
     def _update(self, flat: list[Any]) -> None:
         target = self._stack[-1]
@@ -314,136 +264,76 @@ class _Machine:
         if isinstance(value, _Part):
             self._refuse(f"found {_shown(value)} as a value, expected numbers, text, lists, tuples, dicts and arrays")
 
-    # plain values
-
-    def _none(self, _: None) -> None:
-        self._stack.append(None)
-
-    def _newtrue(self, _: None) -> None:
-        self._stack.append(True)
-
-    def _newfalse(self, _: None) -> None:
-        self._stack.append(False)
-
-    def _push(self, value: object) -> None:
-        self._stack.append(value)
-
-    _binint = _binint1 = _binint2 = _binfloat = _push
-
-    def _long1(self, data: bytes) -> None:
-        self._stack.append(int.from_bytes(data, "little", signed=True))
-
-    _long4 = _long1
-
-    def _text(self, data: bytes) -> None:
-        try:
-            self._stack.append(data.decode("utf-8", "surrogatepass"))
-        except UnicodeDecodeError:
-            self._refuse("found text that is not UTF-8")
-
-    _short_binunicode = _binunicode = _binunicode8 = _text
-
-    def _raw(self, data: bytes) -> None:
-        self._stack.append(_Data(data))
-
-    _short_binbytes = _binbytes = _binbytes8 = _bytearray8 = _raw
-
-    # references to earlier values
-
-    def _memoize(self, _: None) -> None:
-        self._binput(self._memoized)
-
-    def _binput(self, index: int) -> None:
-        value = self._stack[-1]
-        self._memoized += 1
-        if index in self._needed:
-            self._memo[index] = value
-            if isinstance(value, _Unbuilt):
-                value.places.append(index)
-
-    _long_binput = _binput
-
-    def _binget(self, index: int) -> None:
-        if index not in self._memo:
-            self._refuse("the pickle takes what is not there")
-        self._stack.append(self._memo[index])
-
-    _long_binget = _binget
-
-    # arrays
-
-    def _global(self, lines: tuple[str, str]) -> None:
-        name = ".".join(lines)
-        if name not in _ALLOWED:
+    def _name(self, name: str) -> None:
+        if name not in _NAMES:
             self._refuse(f"the pickle asks for {_shown(name)}, which is not allowed")
-        self._stack.append(_Name(name))
+        self._stack.append(_Part("name", name))
 
-    def _stack_global(self, _: None) -> None:
-        module, name = self._last(2)
-        if not (isinstance(module, str) and isinstance(name, str)):
-            self._refuse("the pickle asks for an object without a name")
-        self._global((module, name))
-
-    def _reduce(self, _: None) -> None:
-        function, arguments = self._last(2)
-        name = function.name if isinstance(function, _Name) else _shown(function)
-        values = arguments.values if isinstance(arguments, _Arguments) else arguments
-        match values:
-            case (_Name() as of, tuple(), _Data()) if name in _RECONSTRUCT and of.name in _NDARRAY:
-                made: Any = _Unbuilt()
-            case (str() as code, False | 0, True | 1) if name in _DTYPE:  # not aligned, a copy
-                made = self._number_type(code)
-            case (_Data() as data, _Type() as kind, tuple() as shape, str() as order) if name in _FROM_BUFFER:
+    def _reduce(self, function: object, arguments: Any) -> None:
+        name = function.value if isinstance(function, _Part) and function.kind == "name" else _shown(function)
+        values = arguments.value if isinstance(arguments, _Part) and arguments.kind == "tuple" else arguments
+        made: Any
+        match _NAMES.get(name), values:
+            case "reconstruct", (_Part("name", "numpy.ndarray"), tuple(), _Part("bytes")):
+                made = _Part("array")
+            case "dtype", (str() as code, False | 0, True | 1):  # not aligned, a copy
+                if not _NUMBERS.fullmatch(code):
+                    self._refuse(
+                        f"found an array of type {_shown(code)}, expected whole numbers, floats or truth values"
+                    )
+                made = _Part("type", np.dtype(code))
+            case "frombuffer", (_Part("bytes", data), _Part("type", kind), tuple() as shape, str() as order):
                 made = self._array(data, kind, shape, order)
-            case (_Type() as kind, _Data() as data) if name in _SCALAR:
+            case "scalar", (_Part("type", kind), _Part("bytes", data)):
                 made = self._array(data, kind, (), "C").item()
-            case (str() as text, "latin1" | "latin-1") if name in _ENCODE:
-                made = self._encoded(text)
-            case () if name in _BYTES:
-                made = _Data(b"")
+            case "encode", (str() as text, "latin1" | "latin-1"):
+                if any(character > "\xff" for character in text):
+                    self._refuse("found invalid bytes")
+                made = _Part("bytes", text.encode("latin-1"))
+            case "bytes", ():
+                made = _Part("bytes", b"")
             case _:
                 self._refuse(f"the pickle calls {_shown(name)} in a way that does not create an array of numbers")
         self._stack.append(made)
 
-    def _build(self, _: None) -> None:
-        target, state = self._last(2)
-        values = state.values if isinstance(state, _Arguments) else state
+    def _build(self, target: object, state: Any) -> None:
+        values = state.value if isinstance(state, _Part) and state.kind == "tuple" else state
         match target, values:
-            case _Unbuilt(), (int(), tuple() as shape, _Type() as kind, int() as fortran, _Data() as data):
-                made: Any = self._array(data, kind, shape, "F" if fortran else "C")
-                for place in target.places:
-                    self._memo[place] = made
-            case _Type(), (int(), str() as order, None, None, None, -1, -1, 0) if order in _BYTE_ORDERS:
-                target.dtype = np.dtype(order + target.code)
-                made = target
+            case _Part("array", None), (
+                int(),
+                tuple() as shape,
+                _Part("type", kind),
+                int() as order,
+                _Part("bytes", data),
+            ):
+                target.value = self._array(data, kind, shape, "F" if order else "C")
+                self._stack.append(target.value)
+            case _Part("type", kind), (int(), str() as order, None, None, None, -1, -1, 0) if order in _BYTE_ORDERS:
+                target.value = kind.newbyteorder(order)
+                self._stack.append(target)
             case _:
                 self._refuse("the pickle sets the state of something that is not an array of numbers")
-        self._stack.append(made)
 
-    def _number_type(self, code: str) -> _Type:
-        if not _NUMBERS.fullmatch(code):
-            self._refuse(f"found an array of type {_shown(code)}, expected whole numbers, floats or truth values")
-        return _Type(code)
-
-    def _encoded(self, text: str) -> _Data:
-        try:
-            return _Data(text.encode("latin-1"))
-        except UnicodeEncodeError:
-            self._refuse("found invalid bytes")
-
-    def _array(self, data: _Data, kind: _Type, shape: tuple[Any, ...], order: str) -> NDArray[Any]:
+    def _array(self, data: bytes, kind: np.dtype[Any], shape: tuple[Any, ...], order: str) -> NDArray[Any]:
         if (
-            order not in _ORDERS
+            order not in ("C", "F")
             or len(shape) > _MOST_AXES
             or any(type(n) is not int or not 0 <= n < _LONGEST_AXIS for n in shape)
         ):
             self._refuse("found an array with an invalid shape")
-        if len(data.data) != math.prod(shape) * kind.dtype.itemsize:
-            self._refuse(f"found {len(data.data):,} bytes for an array, which its shape contradicts")
-        return np.frombuffer(data.data, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
+        if len(data) != math.prod(shape) * kind.itemsize:
+            self._refuse(f"found {len(data):,} bytes for an array, which its shape contradicts")
+        return np.frombuffer(data, kind).reshape(shape, order="F" if order == "F" else "C")
+
+
+def _tuple_of(values: list[Any]) -> Any:
+    made = tuple(values)
+    return _Part("tuple", made) if any(isinstance(value, _Part) for value in made) else made
 
 
 def _shown(value: object) -> str:
     """Return a short description of any value."""
-    text = value if isinstance(value, str) else repr(value) if isinstance(value, _Part) else type(value).__name__
+    if isinstance(value, _Part):
+        value = {"name": value.value, "bytes": "bytes"}.get(value.kind, "a part of an array")
+    text = value if isinstance(value, str) else type(value).__name__
     return text if len(text) <= 80 else text[:80] + "..."

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from zlib import crc32
@@ -573,25 +573,16 @@ class ImpressionLoader:
             lists.name: torch.from_numpy(mask_of(arrays[lengths_of(lists)], lists.width))
             for lists in self._layout.sequences
         }
+        plain = {field.name: tensors[field.name] for field in fields(Impressions) if field.name in tensors}
         return Impressions(
             day=day,
-            rows=tensors["rows"],
-            time=tensors["time"],
             user=groups["user"],
             context=groups["context"],
             sequences={name.removeprefix("sequence."): groups[name] for name in masks},
             sequence_mask={name.removeprefix("sequence."): mask for name, mask in masks.items()},
-            item=tensors["item"],
             items=groups["item"],
-            depth=tensors["depth"],
-            rank=tensors["rank"],
-            relevance=tensors["relevance"],
-            grade=tensors["grade"],
             feedback=groups["feedback"],
-            mask=tensors["mask"],
-            truth=tensors.get("truth"),
-            inclusion=tensors.get("inclusion"),
-            position=tensors.get("position"),
+            **plain,
         )
 
     @property

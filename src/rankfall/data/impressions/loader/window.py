@@ -8,8 +8,7 @@ impressions.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -19,18 +18,17 @@ import pyarrow as pa
 from torch import Tensor
 
 from rankfall.data.arrays import spans
-from rankfall.data.impressions.items import check_schema
+from rankfall.data.impressions.items import check_schema, impression_schema
 from rankfall.encoding import UNSEEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.loader.impression_loader import Rows
     from rankfall.data.impressions.log import Day, ImpressionLog
-    from rankfall.data.impressions.spec import Feature
 
     Arrays = dict[str, NDArray[Any]]
 
@@ -92,34 +90,28 @@ class Layout:
         return groups
 
 
+_PADDING = {"item": -1, "depth": -1, "rank": -1, "position": -1, "inclusion": 1}  # 0 for all other columns
+
+
 def layout_of(log: ImpressionLog, width: int) -> Layout:
     """Return the columns of the impressions of a log whose longest list has `width` items."""
-    column = partial(_feature_column, log.limits)
-    single = [column(feature) for feature in (*log.features.of("user"), *log.features.of("context"))]
-    items = [Column("item", np.int32, padding=-1), *(column(feature) for feature in log.features.of("item"))]
-    items += [Column("depth", np.int32, padding=-1), Column("rank", np.int32, padding=-1)]
-    items += [Column("relevance", np.float32), Column("grade", np.int32)]
-    items += [Column(f"feedback.{name}", np.float32) for name in log.spec.feedback]
-    items += [Column("position", np.int32, padding=-1)] if log.spec.position is not None else []
-    items += [Column("inclusion", np.float32, padding=1)] if log.spec.inclusion is not None else []
-    items += [Column("truth", np.float32)] if log.spec.truth is not None else []
-    sequences = [
-        ListColumns(
-            f"sequence.{sequence.name}",
-            sequence.max_length,
-            tuple(
-                replace(column(log.features.item(name)), name=f"sequence.{sequence.name}.{name}")
-                for name in sequence.features
-            ),
-        )
-        for sequence in log.features.sequences
-    ]
-    return Layout((Column("time", np.int64), *single), ListColumns(LIST, width, tuple(items)), tuple(sequences))
-
-
-def _feature_column(limits: Mapping[str, int], feature: Feature) -> Column:
-    dtype = np.float32 if feature.embedding is None else np.int32
-    return Column(f"{feature.group}.{feature.name}", dtype, feature.size, rows=limits.get(feature.embedding or ""))
+    tables = {f"{feature.group}.{feature.name}": feature.embedding or "" for feature in log.features.features}
+    single: list[Column] = []
+    items: list[Column] = []
+    sequences: dict[str, list[Column]] = {f"sequence.{sequence.name}": [] for sequence in log.features.sequences}
+    for field in impression_schema(log.spec, request=pa.int64()):
+        if field.name in ("request", LEFT_OUT):
+            continue
+        group, _, feature = field.name.rpartition(".")
+        kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+        size = kind.list_size if pa.types.is_fixed_size_list(kind) else 1
+        dtype = np.int64 if pa.types.is_timestamp(kind) else np.int32 if pa.types.is_integer(kind) else np.float32
+        table = tables.get(f"item.{feature}" if group in sequences else field.name, "")
+        column = Column(field.name, dtype, size, _PADDING.get(field.name, 0), log.limits.get(table))
+        sequences.get(group, items if pa.types.is_list(field.type) else single).append(column)
+    lengths = {f"sequence.{sequence.name}": sequence.max_length for sequence in log.features.sequences}
+    lists = tuple(ListColumns(name, lengths[name], tuple(columns)) for name, columns in sequences.items())
+    return Layout(tuple(single), ListColumns(LIST, width, tuple(items)), lists)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------

@@ -22,97 +22,70 @@ if TYPE_CHECKING:
 
     OnInvalid = Callable[[RowFile, InvalidRow], None]
 
-ID = {"id", "ids", "nr", "no", "num", "number", "nummer", "key", "code", "uuid", "guid", "hash", "kennung", "ident"}
-MOMENT = {
-    *("time", "timestamp", "ts", "date", "datetime", "datum", "zeit", "zeitpunkt", "zeitstempel", "uhrzeit"),
-    *("at", "when", "created", "epoch", "hora", "fecha", "heure", "horodatage", "tijd", "ms", "utc"),
-}
-DAY = {"day", "tag", "dt", "ds", "date", "datum", "partition", "jour", "dia", "fecha"}
 
+def _words(text: str) -> set[str]:
+    return set(text.split())
+
+
+ID = _words("id ids nr no num number nummer key code uuid guid hash kennung ident")
+MOMENT = _words(
+    "time timestamp ts date datetime datum zeit zeitpunkt zeitstempel uhrzeit at when created epoch hora fecha heure "
+    "horodatage tijd ms utc"
+)
+DAY = _words("day tag dt ds date datum partition jour dia fecha")
 KEYS: dict[str, set[str]] = {
-    "request": {
-        *("request", "req", "requests", "query", "qid", "search", "srch", "impression", "imp", "auction", "slate"),
-        *("session", "sess", "pageview", "pv", "page", "view", "list", "anfrage", "suche", "suchanfrage", "such"),
-        *("sitzung", "seitenaufruf", "aufruf", "requete", "recherche", "solicitud", "busqueda", "trace", "rid"),
-    },
-    "item": {
-        *("item", "iid", "product", "prod", "pid", "sku", "asin", "article", "artikel", "produkt", "video", "vid"),
-        *("doc", "document", "docid", "ad", "song", "track", "movie", "film", "book", "hotel", "prop", "listing"),
-        *("offer", "angebot", "news", "post", "content", "produit", "articulo", "producto", "candidate", "kandidat"),
-        *("photo", "note", "job", "property", "restaurant", "recipe", "goods"),
-    },
-    "user": {
-        *("user", "uid", "visitor", "customer", "cust", "client", "member", "kunde", "kunden", "nutzer", "benutzer"),
-        *("besucher", "account", "konto", "person", "usuario", "cliente", "utilisateur", "cookie", "viewer", "shopper"),
-        *("traveler", "guest", "subscriber", "profile"),
-    },
-}
-LABEL = {
-    *("click", "clicked", "clicks", "clk", "klick", "geklickt", "angeklickt", "clic", "purchase", "purchased"),
-    *("bought", "buy", "gekauft", "kauf", "conversion", "converted", "booking", "booked", "gebucht", "label", "target"),
-    *("relevance", "relevant", "rel", "relevanz", "like", "liked", "rating", "grade", "cart", "warenkorb", "favorite"),
-    *("interaction", "interacted", "follow", "forward", "comment", "share", "install", "watched", "viewed", "played"),
-    *("achat", "compra", "comprado", "bestellt", "ordered", "conv", "cvr", "feedback", "response", "engaged"),
-}
-CLICK = {"click", "clicked", "clicks", "clk", "klick", "geklickt", "angeklickt", "clic"}
-SHOWN = {"shown", "show", "realshow", "displayed", "exposed", "exposure", "angezeigt", "gezeigt", "visible", "seen"}
-VIEW = {"view", "viewed", "watched", "played"}
-HISTORIC = {
-    *("count", "cnt", "num", "avg", "mean", "rate", "ctr", "total", "sum", "anzahl", "ratio", "share", "days", "past"),
-    *("last", "prev", "previous", "hist", "history", "prob", "pred", "predicted", "score"),
-}
-STAGE = {"stage", "stufe", "phase", "depth", "funnel", "layer", "etape", "tiefe", "event", "action", "step", "status"}
-RANK = {"rank", "rang", "ranking", "order", "ord", "idx", "index", "platz"}
-POSITION = {"position", "pos", "slot", "placement", "platz", "platzierung", "place", "posicion"}
-SCORE = {"score", "scores", "logit", "prediction", "pred", "predicted", "punktzahl", "pctr", "pcvr"}
-SEQUENCE = {"history", "hist", "sequence", "seq", "recent", "last", "past", "previous", "verlauf", "events"}
-CATEGORY = {
-    *("category", "cat", "kategorie", "brand", "marke", "type", "typ", "class", "group", "segment", "gender", "city"),
-    *(
-        "country",
-        "location",
-        "destination",
-        "land",
-        "stadt",
-        "region",
-        "zip",
-        "plz",
-        "device",
-        "channel",
-        "level",
-        "author",
-        "seller",
-        "shop",
+    "request": _words(
+        "request req requests query qid search srch impression imp auction slate session sess pageview pv page view "
+        "list anfrage suche suchanfrage such sitzung seitenaufruf aufruf requete recherche solicitud busqueda trace "
+        "rid"
     ),
-    *("store", "color", "farbe", "size", "genre", "language", "sprache", "province", "weekday", "month", "hour"),
+    "item": _words(
+        "item iid product prod pid sku asin article artikel produkt video vid doc document docid ad song track movie "
+        "film book hotel prop listing offer angebot news post content produit articulo producto candidate kandidat "
+        "photo note job property restaurant recipe goods"
+    ),
+    "user": _words(
+        "user uid visitor customer cust client member kunde kunden nutzer benutzer besucher account konto person "
+        "usuario cliente utilisateur cookie viewer shopper traveler guest subscriber profile"
+    ),
 }
-
-COARSE = {"coarse", "rough", "grob"}
+LABEL = _words(
+    "click clicked clicks clk klick geklickt angeklickt clic purchase purchased bought buy gekauft kauf conversion "
+    "converted booking booked gebucht label target relevance relevant rel relevanz like liked rating grade cart "
+    "warenkorb favorite interaction interacted follow forward comment share install watched viewed played achat compra "
+    "comprado bestellt ordered conv cvr feedback response engaged"
+)
+CLICK = _words("click clicked clicks clk klick geklickt angeklickt clic")
+SHOWN = _words("shown show realshow displayed exposed exposure angezeigt gezeigt visible seen")
+VIEW = _words("view viewed watched played")
+HISTORIC = _words(
+    "count cnt num avg mean rate ctr total sum anzahl ratio share days past last prev previous hist history prob pred "
+    "predicted score"
+)
+STAGE = _words("stage stufe phase depth funnel layer etape tiefe event action step status")
+RANK = _words("rank rang ranking order ord idx index platz")
+POSITION = _words("position pos slot placement platz platzierung place posicion")
+SCORE = _words("score scores logit prediction pred predicted punktzahl pctr pcvr")
+SEQUENCE = _words("history hist sequence seq recent last past previous verlauf events")
+CATEGORY = _words(
+    "category cat kategorie brand marke type typ class group segment gender city country location destination land "
+    "stadt region zip plz device channel level author seller shop store color farbe size genre language sprache "
+    "province weekday month hour"
+)
+COARSE = _words("coarse rough grob")
 
 # Names of stages and of what happens to items, from the beginning of the funnel to its end.
 FUNNEL: list[set[str]] = [
-    {"candidate", "candidates", "pool", "none", "kandidat"},
-    {"retrieval", "retrieved", "recall", "recalled", "match", "matched", "matching", "gefunden"},
-    {"prerank", "preranked", "preranking", "preselection", "vorauswahl", "vorsortiert", "filter", "filtered"},
+    _words("candidate candidates pool none kandidat"),
+    _words("retrieval retrieved recall recalled match matched matching gefunden"),
+    _words("prerank preranked preranking preselection vorauswahl vorsortiert filter filtered"),
     COARSE,
-    {"rank", "ranked", "ranking", "fine", "fein", "sortiert", "gerankt", "scored"},
-    {"rerank", "reranked", "reranking", "mix", "mixed", "final", "blended"},
-    {*SHOWN, "impression", "impressed", "view", "viewed", "ansicht", "display", "listed", "page"},
-    {*CLICK, "detail", "open", "opened"},
-    {"cart", "warenkorb", "basket", "wishlist", "addtocart"},
-    {
-        "purchase",
-        "purchased",
-        "bought",
-        "buy",
-        "kauf",
-        "gekauft",
-        "order",
-        "ordered",
-        "booking",
-        "booked",
-        "conversion",
-    },
+    _words("rank ranked ranking fine fein sortiert gerankt scored"),
+    _words("rerank reranked reranking mix mixed final blended"),
+    SHOWN | _words("impression impressed view viewed ansicht display listed page"),
+    CLICK | _words("detail open opened"),
+    _words("cart warenkorb basket wishlist addtocart"),
+    _words("purchase purchased bought buy kauf gekauft order ordered booking booked conversion"),
 ]
 _PREFIXES = {"pre", "re", "p"}  # pre_rank, pre-rank and pCTR are one word
 _OUTCOMES = {"neg": 0, "negative": 0, "dropped": 0, "pos": 1, "positive": 1, "kept": 1}
@@ -182,23 +155,9 @@ def funnel_place(name: str) -> tuple[int, int] | None:
 
 
 Role = Literal[
-    "request",
-    "item",
-    "user",
-    "time",
-    "day",
-    "stage",
-    "flag",
-    "rank",
-    "position",
-    "label",
-    "feedback",
-    "sequence",
-    "user_feature",
-    "context_feature",
-    "item_feature",
-    "ignore",
-]
+    "request", "item", "user", "time", "day", "stage", "flag", "rank", "position", "label", "feedback", "sequence",
+    "user_feature", "context_feature", "item_feature", "ignore"
+]  # fmt: skip
 Confidence = Literal["given", "high", "medium", "low"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SINGLE: tuple[Role, ...] = ("request", "item", "user", "time", "day", "stage", "rank", "position", "label")
@@ -380,6 +339,11 @@ class ColumnFacts:
         return self.kind in ("whole", "text")
 
     @property
+    def is_number(self) -> bool:
+        """Whether values are numbers or truth values."""
+        return self.kind in ("truth", "whole", "number")
+
+    @property
     def is_flag(self) -> bool:
         """Whether all values are 0, 1, true or false, and some are not 0 or false."""
         if self.kind == "truth":
@@ -487,7 +451,7 @@ def with_table(sample: Sample, files: Sequence[RowFile], key: str, on_invalid: O
 
 
 def _all_facts(raw: pl.DataFrame, typed: pl.DataFrame) -> dict[str, ColumnFacts]:
-    return {name: replace(_facts(typed[name]), words=_words(raw[name], typed[name])) for name in typed.columns}
+    return {name: replace(_facts(typed[name]), words=_other_texts(raw[name], typed[name])) for name in typed.columns}
 
 
 def _head(file: RowFile, rows: int, on_invalid: OnInvalid) -> pl.DataFrame:
@@ -534,7 +498,7 @@ def _mostly_numbers(values: pl.Series) -> pl.Series:
     return numbers if is_number and not _has_leading_zeros(values) else values
 
 
-def _words(raw: pl.Series, typed: pl.Series) -> tuple[str, ...]:
+def _other_texts(raw: pl.Series, typed: pl.Series) -> tuple[str, ...]:
     """Return some of the texts that are missing in a column of numbers, or are no times in a column of times."""
     if raw.dtype != pl.String:
         return ()

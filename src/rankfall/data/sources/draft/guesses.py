@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
@@ -32,7 +32,7 @@ from rankfall.data.sources.draft.column_facts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rankfall.data.sources.draft.column_facts import ColumnFacts, Confidence, Guesses, Role, Sample
 
@@ -116,21 +116,16 @@ def guess_request(seen: Evidence) -> None:
     """Guess the column of requests, then their time or day."""
     if seen.column("request") is None:
         keys = [facts for facts in seen.free() if facts.is_key and facts.distinct > 1]
-        scored = sorted(((_request_score(seen, facts), facts.name) for facts in keys), reverse=True)
-        scored = [(score, name) for score, name in scored if score > 0]
-        if not scored:
+        scored = {facts.name: _request_score(seen, facts) for facts in keys}
+        if not _choose_key(
+            seen, "request", scored, lambda name: f"{seen.sample.rows_per_value(name):.1f} rows per value"
+        ):
             seen.problem(
                 "request",
                 "no column has one value for all candidates of a request; if the log has none, add one, such as "
                 "the user and the time together",
             )
             return
-        score, name = scored[0]
-        rivals = [other for value, other in scored[1:] if value >= score - 1]
-        strong = key_match(name, "request") >= 2
-        confidence: Confidence = "high" if strong and not rivals else "medium" if strong or not rivals else "low"
-        per = seen.sample.rows_per_value(name)
-        seen.set(name, "request", confidence, f"{'its name, ' if strong else ''}{per:.1f} rows per value")
     _choose_moment(seen)
 
 
@@ -159,16 +154,24 @@ def guess_item(seen: Evidence) -> None:
         if facts.is_key and facts.distinct > 2 and facts.missing == 0 and not seen.is_constant(request, facts.name)
     ]
     unique = {facts.name: _pair_share(seen, request, facts.name) for facts in keys}
-    scored = sorted(((_item_score(seen, facts, unique[facts.name]), facts.name) for facts in keys), reverse=True)
-    scored = [(score, name) for score, name in scored if score > 0]
-    if not scored:
+    scored = {facts.name: _item_score(seen, facts, unique[facts.name]) for facts in keys}
+    if not _choose_key(seen, "item", scored, lambda name: "differs within a request"):
         seen.problem("item", f"no column has different values for the rows of one {request}")
-        return
-    score, name = scored[0]
-    rivals = [other for value, other in scored[1:] if value >= score - 1]
-    strong = key_match(name, "item") >= 2
-    confidence: Confidence = "high" if strong and not rivals else "medium" if strong or not rivals else "low"
-    seen.set(name, "item", confidence, f"{'its name, ' if strong else ''}differs within a request")
+
+
+def _choose_key(
+    seen: Evidence, role: Literal["request", "item"], scored: Mapping[str, float], why: Callable[[str], str]
+) -> bool:
+    """Give the column with the best score a role; return whether any column has a score above 0."""
+    best = sorted(((score, name) for name, score in scored.items() if score > 0), reverse=True)
+    if not best:
+        return False
+    score, name = best[0]
+    is_alone = all(other < score - 1 for other, _ in best[1:])
+    strong = key_match(name, role) >= 2
+    confidence: Confidence = "high" if strong and is_alone else "medium" if strong or is_alone else "low"
+    seen.set(name, role, confidence, f"{'its name, ' if strong else ''}{why(name)}")
+    return True
 
 
 def _pair_share(seen: Evidence, request: str, column: str) -> float:
@@ -400,7 +403,7 @@ def _find_consequences(seen: Evidence) -> None:
 
 def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
     found = set(words(facts.name))
-    if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
+    if not facts.is_number or facts.low < 0:
         return False
     names = bool(found & LABEL) or bool(found & SHOWN) or (bool(found & VIEW) and facts.is_flag)
     if not names or (found & HISTORIC and not facts.is_flag) or found & {"id", "rank", "index"}:
@@ -430,7 +433,7 @@ def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, float]
 
 def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
     """Return whether a number is above 0 only where one of the causes is: a model would see the answer in it."""
-    if facts.kind not in ("truth", "whole", "number") or facts.low < 0:
+    if not facts.is_number or facts.low < 0:
         return False
     above = above_zero(seen.frame[facts.name])
     caused = pl.Series([False] * len(seen.frame))
@@ -458,7 +461,7 @@ def ignore_conditions(seen: Evidence) -> None:
     label, keys = seen.column("label"), (seen.column("request"), seen.column("item"))
     relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
     for facts in seen.free():
-        if facts.kind not in ("truth", "whole", "number") or any(seen.is_constant(key, facts.name) for key in keys):
+        if not facts.is_number or any(seen.is_constant(key, facts.name) for key in keys):
             continue
         counts_from_0 = bool(facts.missing) or facts.low < 0  # a position; empty or negative for items that have none
         absent = ~above_zero(seen.frame[facts.name].cast(pl.Float64) + counts_from_0)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-import os
 import re
 from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankfall.data.arrays import edges
 from rankfall.data.sources.letor.parse import MAX_ID, ParsedBlock, Rules, TextFile, parse_block
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
 from rankfall.storage.disk import make_directory, open_new
 from rankfall.storage.files import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -102,9 +102,8 @@ class SplitReader:
     def _add_lists(self, qids: Any, lines: NDArray[np.int64]) -> None:
         if len(lines) == 0:
             return
-        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
-        firsts = np.concatenate([np.zeros(1, np.int64), changes])
-        lasts = np.append(changes, len(lines)) - 1
+        firsts = _run_starts(qids)
+        lasts = np.append(firsts[1:], len(lines)) - 1
         names = qids.take(pa.array(firsts)).to_pylist()
         for qid, first, last in zip(names, firsts.tolist(), lasts.tolist(), strict=True):
             if qid != self._current:
@@ -130,6 +129,12 @@ class SplitReader:
             f"{self._first_lines[before]} to {self._last_lines[before]} of {origin}, with other queries in "
             "between (--regroup joins them)"
         )
+
+
+def _run_starts(qids: Any) -> NDArray[np.int64]:
+    """Return the rows at which another query begins."""
+    changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
+    return np.concatenate([np.zeros(1, np.int64), changes])
 
 
 class Grouping:
@@ -232,109 +237,60 @@ def parsed_blocks(
             pool.shutdown(cancel_futures=True)
 
 
-class _Piece(NamedTuple):
-    """The position of the features of one block."""
-
-    first_row: int
-    rows: int
-    first_id: int  # in a dense block, every row has `width` features from this id on
-    width: int  # 0 in a sparse block
-    values: int  # positions, in items, in the files of the same names
-    ids: int
-    counts: int
-
-
-class _Column:
-    """A file of numbers of one type that is appended to and read at any position."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self._dtype = np.dtype(dtype)
-        self._file = open_new(path, "w+b")
-        self.items = 0
-
-    def append(self, items: NDArray[Any]) -> None:
-        self._file.write(np.ascontiguousarray(items, self._dtype).data)
-        self.items += len(items)
-
-    def read(self, start: int, stop: int) -> NDArray[Any]:
-        size = self._dtype.itemsize
-        data = os.pread(self._file.fileno(), (stop - start) * size, start * size)
-        return np.frombuffer(data, self._dtype)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class LetorSpool:
-    """The rows of one split, in the order in which they were read."""
+    """The rows of one split, in the order in which they were read: an Arrow file with a batch per block of text.
+
+    The rows of a batch have lists of ids and values, or values alone if every row has all ids from a first one on.
+    Once rows are read, none can be appended.
+    """
+
+    _SCHEMA = pa.schema(
+        [
+            ("label", pa.float32()),
+            ("docid", pa.large_string()),
+            ("ids", pa.large_list(pa.int32())),  # null where every row has all ids
+            ("values", pa.large_list(pa.float32())),
+        ]
+    )
 
     def __init__(self, directory: Path) -> None:
         make_directory(directory)
-        self._pieces: list[_Piece] = []
-        self._labels = _Column(directory / "labels", "f4")
-        self._values = _Column(directory / "values", "f4")
-        self._ids = _Column(directory / "ids", "i4")
-        self._counts = _Column(directory / "counts", "i4")
-        self._docid_ends = _Column(directory / "docid_ends", "i8")
-        self._docid_bytes = _Column(directory / "docid_bytes", "u1")
-        self._offsets = functools.lru_cache(maxsize=8)(self._read_offsets)
-        self.rows = 0
+        self._path = directory / "rows.arrow"
+        self._file = open_new(self._path)
+        self._writer = pa.ipc.new_file(self._file, self._SCHEMA)
+        self._starts = [0]  # the first row of each batch, and the number of rows
+        self._first_ids: list[int] = []  # of each batch in which every row has all ids from this one on, else -1
         self.has_docids = False
         self.least_id = np.iinfo(np.int32).max
         self.largest_id = -1
         self.missing_ids: NDArray[np.int32] = np.empty(0, np.int32)
 
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self._starts[-1]
+
     def append(self, block: ParsedBlock) -> None:
         """Append the rows of a block."""
-        if len(block.labels) == 0:
+        rows = len(block.labels)
+        if rows == 0:
             return
-        self._append_features(block)
-        self._append_docids(block)
-        self._labels.append(block.labels)
-        self.rows += len(block.labels)
-
-    def labels(self, start: int, stop: int) -> NDArray[np.float32]:
-        """Read the labels of a span of rows."""
-        return self._labels.read(start, stop)
-
-    def docids(self, start: int, stop: int) -> pa.LargeStringArray:
-        """Read the document ids of a span of rows, empty for rows without one."""
-        ends = self._docid_ends.read(max(start - 1, 0), stop)
-        edges = ends if start else np.concatenate([np.zeros(1, np.int64), ends])
-        data = self._docid_bytes.read(int(edges[0]), int(edges[-1]))
-        edges = edges - edges[0]
-        return pa.LargeStringArray.from_buffers(stop - start, pa.py_buffer(edges), pa.py_buffer(data))
-
-    def features(self, start: int, stop: int, *, first_id: int, width: int) -> NDArray[np.float32]:
-        """Read the features of a span of rows, (rows, width): 0 for absent features, NaN for missing values."""
-        features = np.zeros((stop - start, width), np.float32)
-        place = bisect.bisect_right(self._pieces, start, key=lambda piece: piece.first_row) - 1
-        while start < stop:
-            piece = self._pieces[place]
-            end = min(stop, piece.first_row + piece.rows)
-            target = features[start - stop : end - stop or None]
-            self._read_piece(piece, start - piece.first_row, end - piece.first_row, first_id, target)
-            start = end
-            place += 1
-        return features
-
-    def close(self) -> None:
-        """Close every file."""
-        columns = (self._labels, self._values, self._ids, self._counts, self._docid_ends, self._docid_bytes)
-        for column in columns:
-            column.close()
-
-    def _append_features(self, block: ParsedBlock) -> None:
-        rows, width = len(block.counts), int(block.counts[0])
+        offsets, width = pa.array(edges(block.counts)), int(block.counts[0])
         first_id = int(block.ids[0]) if len(block.ids) else 0
         dense = width > 0 and bool((block.counts == width).all())
         dense = dense and bool((block.ids.reshape(rows, width) == np.arange(first_id, first_id + width)).all())
-        places = (self._values.items, self._ids.items, self._counts.items)
-        self._pieces.append(_Piece(self.rows, rows, first_id, width if dense else 0, *places))
-        self._values.append(block.values)
-        if not dense:
-            self._ids.append(block.ids)
-            self._counts.append(block.counts)
+        ids = pa.nulls(rows, pa.large_list(pa.int32()))
+        docids = pa.nulls(rows, pa.large_string()) if block.docids is None else block.docids.cast(pa.large_string())
+        columns = [
+            pa.array(block.labels),
+            pc.fill_null(docids, ""),
+            ids if dense else pa.LargeListArray.from_arrays(offsets, pa.array(block.ids)),
+            pa.LargeListArray.from_arrays(offsets, pa.array(block.values)),
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._SCHEMA))
+        self._starts.append(self.rows + rows)
+        self._first_ids.append(first_id if dense else -1)
+        self.has_docids |= block.docids is not None
         if len(block.ids):
             self.least_id = min(self.least_id, int(block.ids.min()))
             self.largest_id = max(self.largest_id, int(block.ids.max()))
@@ -342,34 +298,47 @@ class LetorSpool:
         if missing.any():
             self.missing_ids = np.union1d(self.missing_ids, block.ids[missing])
 
-    def _append_docids(self, block: ParsedBlock) -> None:
-        start = self._docid_bytes.items
-        if block.docids is None:
-            self._docid_ends.append(np.full(len(block.labels), start))
-            return
-        self.has_docids = True
-        _, edges, data = block.docids.cast(pa.large_string()).buffers()
-        ends = np.frombuffer(edges, np.int64)[1 : len(block.labels) + 1]
-        self._docid_ends.append(start + ends)
-        if data is not None:
-            self._docid_bytes.append(np.frombuffer(data, np.uint8)[: int(ends[-1])])
+    def labels(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Read the labels of a span of rows."""
+        return np.concatenate([batch["label"].to_numpy() for _, batch in self._batches(start, stop)])
 
-    def _read_offsets(self, piece: _Piece) -> NDArray[np.int64]:
-        """Return where the features of each row of a sparse piece begin."""
-        counts = self._counts.read(piece.counts, piece.counts + piece.rows)
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    def docids(self, start: int, stop: int) -> pa.LargeStringArray:
+        """Read the document ids of a span of rows, empty for rows without one."""
+        return pa.concat_arrays([batch["docid"] for _, batch in self._batches(start, stop)])
 
-    def _read_piece(self, piece: _Piece, start: int, stop: int, first_id: int, target: NDArray[np.float32]) -> None:
-        if piece.width:
-            values = self._values.read(piece.values + start * piece.width, piece.values + stop * piece.width)
-            left = piece.first_id - first_id
-            target[:, left : left + piece.width] = values.reshape(-1, piece.width)
-            return
-        offsets = self._offsets(piece)
-        low, high = int(offsets[start]), int(offsets[stop])
-        rows = np.repeat(np.arange(stop - start), np.diff(offsets[start : stop + 1]))
-        ids = self._ids.read(piece.ids + low, piece.ids + high)
-        target[rows, ids - first_id] = self._values.read(piece.values + low, piece.values + high)
+    def features(self, start: int, stop: int, *, first_id: int, width: int) -> NDArray[np.float32]:
+        """Read the features of a span of rows, (rows, width): 0 for absent features, NaN for missing values."""
+        features = np.zeros((stop - start, width), np.float32)
+        row = 0
+        for first, batch in self._batches(start, stop):
+            target, values = features[row : row + len(batch)], batch["values"].flatten().to_numpy()
+            row += len(batch)
+            if first >= 0:
+                dense = values.reshape(len(batch), -1)
+                target[:, first - first_id : first - first_id + dense.shape[1]] = dense
+            else:
+                rows = np.repeat(np.arange(len(batch)), batch["ids"].value_lengths())
+                target[rows, batch["ids"].flatten().to_numpy() - first_id] = values
+        return features
+
+    def close(self) -> None:
+        """Close the file, which then can only be read."""
+        if not self._file.closed:
+            with closing(self._file):
+                self._writer.close()
+
+    @functools.cached_property
+    def _reader(self) -> Any:
+        self.close()
+        return pa.ipc.open_file(pa.memory_map(str(self._path)))
+
+    def _batches(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows from `start` to `stop`, batch by batch, and the first id of each batch."""
+        place = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            end = min(stop, self._starts[place + 1])
+            yield self._first_ids[place], self._reader.get_batch(place).slice(start - self._starts[place], end - start)
+            start, place = end, place + 1
 
 
 _PARTICULAR = re.compile(r"b?'[^']*'|\b\d+\b")  # what differs between lines with the same problem
@@ -454,8 +423,7 @@ class _SplitCheck:
     def _add_lists(self, qids: Any, lines: NDArray[np.int64], path: str) -> None:
         if len(lines) == 0:
             return
-        changes = np.flatnonzero(pc.not_equal(qids[1:], qids[:-1]).to_numpy(zero_copy_only=False)) + 1
-        firsts = np.concatenate([np.zeros(1, np.int64), changes])
+        firsts = _run_starts(qids)
         for qid, first in zip(qids.take(pa.array(firsts)).to_pylist(), firsts.tolist(), strict=True):
             place = Place(path, found=f"query {qid!r}", line=int(lines[first]))
             if qid != self._current and qid in self.queries and not self._recipe.regroup:

@@ -22,11 +22,11 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall.data.impressions.encoding import parse_times
-from rankfall.data.impressions.requests import DAY, TIME, with_days
+from rankfall.data.impressions.requests import DAY, TIME, BadRows, with_days
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
 from rankfall.data.sources.rows.portions import write_spool
 from rankfall.data.sources.rows.raw_log import RawLog, column_uses, time_units
-from rankfall.data.sources.rows.row_checks import BadRows, check_rows, check_sequences
+from rankfall.data.sources.rows.row_checks import check_rows, check_sequences
 from rankfall.data.sources.rows.row_files import ROW, convert, is_lost
 from rankfall.storage.files import scratch_directory
 
@@ -85,39 +85,25 @@ def check_log(
             joined[origin] = _check_table(raw, origin, found)
     with scratch_directory("rankfall-check", inside) as directory:
         of_rows = _RowCheck(raw, joined, directory, _portions(raw), limit)
-        rows, spools = _check_files(of_rows, found, engine, on_step("checking rows", None))
+        rows = 0
+        spools: list[RowSpool] = []
+        with closing(engine.map(of_rows.files, raw.parts("log"), on_step("checking rows", None))) as results:
+            for result in results:
+                found.merge(result.findings)
+                rows += result.rows
+                spools += result.spools
         of_requests = _RequestCheck(raw, spools, limit)
+        days: list[pl.DataFrame] = []
         on_rows = on_step("checking requests", rows)
-        days = _check_requests(of_requests, of_rows.portions, found, engine, on_rows)
+        with closing(engine.map(of_requests.portion, range(of_rows.portions), on_rows)) as found_of:
+            for findings, of_portion in found_of:
+                found.merge(findings)
+                days.append(of_portion)
     if not rows and not found.found:
         paths = [Place(str(file)) for file in raw.files["log"]]
         found.add(Kind("error", None, "found no rows", "files"), len(paths), paths)
-    _check_days(raw.spec, days, found)
+    _check_days(raw.spec, pl.concat(days), found)
     return DataCheck(rows, found.problems(), found.bad_rows), found
-
-
-def _check_files(check: _RowCheck, found: Findings, engine: Engine, on_rows: Report) -> tuple[int, list[RowSpool]]:
-    """Check the rows of all files by themselves; return their number, and the keys of the good ones."""
-    rows = 0
-    spools: list[RowSpool] = []
-    with closing(engine.map(check.files, check.raw.parts("log"), on_rows)) as results:
-        for result in results:
-            found.merge(result.findings)
-            rows += result.rows
-            spools += result.spools
-    return rows, spools
-
-
-def _check_requests(
-    check: _RequestCheck, portions: int, found: Findings, engine: Engine, on_rows: Report
-) -> pl.DataFrame:
-    """Check all requests; return the first and last time of each day, once for each portion."""
-    days: list[pl.DataFrame] = []
-    with closing(engine.map(check.portion, range(portions), on_rows)) as results:
-        for findings, of_portion in results:
-            found.merge(findings)
-            days.append(of_portion)
-    return pl.concat(days)
 
 
 def _collector(found: Findings) -> OnProblem:

@@ -1,15 +1,15 @@
 """Prepare an impression log from raw rows, in memory that does not grow with the number of rows.
 
-The steps, one module each:
+The steps:
 
 1. :mod:`raw_log` opens the files and decides the origin and type of each column.
-2. :mod:`request_order` reads the keys, orders the requests and cuts them into portions.
-3. :mod:`portions` spools the rows by portion and joins the tables.
-4. :mod:`fit` fits vocabularies, scalings and buckets to the portions of the first days.
-5. :mod:`write_days` writes day after day: it adds the items of the day to the item table, collects the events before
-   each request (:mod:`log_sequences`) and makes the impressions of each portion
+2. :mod:`portions` reads the keys, orders the requests, cuts them into portions, spools the rows by portion and joins
+   the tables.
+3. :mod:`log_state` fits vocabularies, scalings and buckets to the portions of the first days.
+4. :mod:`write_days` writes day after day: it adds the items of the day to the item table, collects the events before
+   each request (:mod:`row_checks`) and makes the impressions of each portion
    (:func:`rankfall.data.impressions.assemble.assemble`).
-6. :mod:`log_state` stores what the next day depends on, so that :mod:`append_rows` can add days later.
+5. :mod:`log_state` stores what the next day depends on, so that :func:`append_rows` can add days later.
 
 The output depends on the rows only, not on the files they are read from, their order, the size of portions or the
 number of threads. Steps that read rows are functions of some files or of a portion, which an engine maps over them in
@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall._engine import Engine
-    from rankfall.data.impressions.log import LogAppender
     from rankfall.data.impressions.spec import Spec
-    from rankfall.data.sources.problems import DataCheck, Findings
-    from rankfall.data.sources.rows.portions import RequestOrder, SpooledLog
+    from rankfall.data.sources.problems import DataCheck
+    from rankfall.data.sources.rows.portions import RequestOrder
     from rankfall.data.sources.rows.raw_log import Origin, Tables
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source, SourceRows
     from rankfall.data.sources.rows.write_days import Inspect, MostNew
@@ -107,10 +106,31 @@ def open_inputs(
         if skip_bad is None:
             yield RowInputs(files, copied, own, {})
             return
-        found = _bad_rows(files, spec, copied, skip_bad, engine, on_progress, directory)
-        files = [replace(file, skipped=found.skipped(str(file))) for file in files]
-        left = {origin: _without(found, path) for origin, path in copied.items()}
-        yield RowInputs(files, left, own, {"skipped": skipped_json(found, skip_bad)})
+        if skip_bad < 0:
+            raise ValueError(f"skip_bad: found {skip_bad}, expected at least 0")
+        steps = partial(Step, on_progress=on_progress)
+        check, found = check_log(files, spec, copied, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
+        lasting = [problem for problem in check.errors if problem.dropped is None]
+        if lasting:
+            first = lasting[0]
+            where = f"column {first.column!r}: " if first.column else ""
+            raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
+        if found.bad_rows > skip_bad:
+            raise TooManyBadError(
+                f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {skip_bad:,}; nothing was written",
+                check,
+            )
+        if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
+            raise TooManyBadError("skip_bad: every row of the log is bad", check)
+
+        def good(files: list[RowFile]) -> list[RowFile]:
+            return [replace(file, skipped=found.skipped(str(file))) for file in files]
+
+        left = {
+            origin: None if table is None else good(find_row_files(table if isinstance(table, list) else [table]))
+            for origin, table in copied.items()
+        }
+        yield RowInputs(good(files), left, own, {"skipped": skipped_json(found, skip_bad)})
 
 
 @contextmanager
@@ -144,42 +164,6 @@ def check_sources(sources: Sequence[Source], spec: Spec) -> None:
         raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
     if sources and spec.source is not None:
         raise ValueError("sources: found files, and a `source` in the description; expected one of them")
-
-
-def _bad_rows(
-    files: Sequence[RowFile],
-    spec: Spec,
-    tables: Tables,
-    limit: int,
-    engine: Engine,
-    on_progress: OnProgress,
-    directory: Path,
-) -> Findings:
-    """Check a log; return its bad rows, of which there are at most `limit`."""
-    if limit < 0:
-        raise ValueError(f"skip_bad: found {limit}, expected at least 0")
-    steps = partial(Step, on_progress=on_progress)
-    check, found = check_log(files, spec, tables, limit=limit, engine=engine, on_step=steps, inside=directory)
-    lasting = [problem for problem in check.errors if problem.dropped is None]
-    if lasting:
-        first = lasting[0]
-        where = f"column {first.column!r}: " if first.column else ""
-        raise TooManyBadError(f"skip_bad: no dropped row solves every problem: {where}{first.problem}", check)
-    if found.bad_rows > limit:
-        raise TooManyBadError(
-            f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {limit:,}; nothing was written", check
-        )
-    if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
-        raise TooManyBadError("skip_bad: every row of the log is bad", check)
-    return found
-
-
-def _without(found: Findings, table: Path | list[RowFile] | None) -> list[RowFile] | None:
-    """Return the files of a table without its bad rows."""
-    if table is None:
-        return None
-    files = find_row_files(table if isinstance(table, list) else [table])
-    return [replace(file, skipped=found.skipped(str(file))) for file in files]
 
 
 class Step:
@@ -265,12 +249,26 @@ def prepare_rows(
             of_fit = [portion for portion in order.portions if portion.day in fitted]
             on_rows = Step("fitting", sum(portion.rows for portion in of_fit), on_progress)
             encoding = fit_portions(log, of_fit, on_rows, engine)
-            writer = LogWriter(directory, spec, encoding.features, _schema(raw))
+            is_text = raw.types["log", raw.spec.request] == pl.String()
+            schema = impression_schema(raw.spec, request=pa.string() if is_text else pa.int64())
+            writer = LogWriter(directory, spec, encoding.features, schema)
             state = LogState(encoding, GrowingItems(numbered=log.needs_numbers), SequenceHistories(raw.spec))
-            growing = [day for day in order.days if grow and day not in fitted]
-            on_rows = Step("writing", order.rows, on_progress)
-            written = partial(write_days, growing=growing, on_rows=on_rows, inspect=inspect)
-            extra = _write(written, log, order, state, writer, seed=seed, engine=engine)
+            stored = directory / STATE / "new"
+            make_directory(stored)
+            write_days(
+                log,
+                order,
+                state,
+                writer.write,
+                seed=seed,
+                on_rows=Step("writing", order.rows, on_progress),
+                engine=engine,
+                growing=[day for day in order.days if grow and day not in fitted],
+                before_last=lambda before: before.save(stored / "before") if len(order.days) > 1 else None,
+                inspect=inspect,
+            )
+            entry = store_state(state, log, order, stored)
+            rename(stored, stored.with_name(entry["name"]))
         delete_tree(spooled)
         writer.features = state.encoding.features
         on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
@@ -278,6 +276,7 @@ def prepare_rows(
         if inputs.own is not None:
             made["sources"] = [inputs.own.about(order.rows)]
         whole = {**made, **about, **inputs.about}
+        extra = {STATE: entry, **growth_entry(state)}
         writer.finish(state.items.table, state.encoding.arrays, whole, extra, state.items.versions)
     return ImpressionLog.load(out)
 
@@ -317,41 +316,12 @@ def check_rows(
     return check
 
 
-def _write(
-    write: Callable[..., None],
-    log: SpooledLog,
-    order: RequestOrder,
-    state: LogState,
-    writer: LogWriter,
-    *,
-    seed: int,
-    engine: Engine,
-) -> dict[str, Any]:
-    """Write all days and the state after them, and return the entries for the manifest."""
-    stored = writer.directory / STATE / "new"
-    make_directory(stored)
-
-    def save(before: LogState) -> None:
-        if len(order.days) > 1:
-            before.save(stored / "before")
-
-    write(log, order, state, writer.write, seed=seed, engine=engine, before_last=save)
-    entry = store_state(state, log, order, stored)
-    rename(stored, stored.with_name(entry["name"]))
-    return {STATE: entry, **growth_entry(state)}
-
-
 def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
     if count is None:
         return list(days[:-2] or days[:1])  # the last two are for validation and testing
     if not 1 <= count <= len(days):
         raise ValueError(f"fit_days: found {count}, expected 1 to {len(days)}, the number of days in the log")
     return list(days[:count])
-
-
-def _schema(raw: RawLog) -> pa.Schema:
-    is_text = raw.types["log", raw.spec.request] == pl.String()
-    return impression_schema(raw.spec, request=pa.string() if is_text else pa.int64())
 
 
 def append_rows(
@@ -406,30 +376,53 @@ def append_rows(
         else:
             check_same_description(spec, log)
             spec = with_absolute_source(spec)
-        state = StoredState(log)
+        stored = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
-            inputs = _with_newest(inputs, state) if reopen else inputs
+            inputs = _with_newest(inputs, stored) if reopen else inputs
             check_tables(log, inputs.tables)
             with pointing_to_check("log"):
                 on_text = Step("reading types of text files", None, on_progress)
-                raw = RawLog.open(spec, inputs.files, inputs.tables, on_text, engine, types=state.types())
+                raw = RawLog.open(spec, inputs.files, inputs.tables, on_text, engine, types=stored.types())
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
-            _append(
-                appender,
-                state,
-                raw,
-                order,
-                inputs,
-                about,
-                grow=grow,
-                most_new=most_new,
-                inspect=inspect,
-                engine=engine,
-                on_progress=on_progress,
+            before = log.manifest["about"]
+            spooled, directory = appender.directory / "spool", appender.directory / "state"
+            make_directory(spooled)
+            make_directory(directory)
+            state = stored.load(raw.spec, before_newest=reopen)
+            with pointing_to_check("log"):
+                rows = spool_log(raw, order, spooled, Step("sorting rows", order.rows, on_progress), engine)
+                write_days(
+                    rows,
+                    order,
+                    state,
+                    appender.write,
+                    seed=before["seed"],
+                    on_rows=Step("writing", order.rows, on_progress),
+                    engine=engine,
+                    growing=order.days if grow else (),
+                    most_new=most_new,
+                    before_last=lambda one: one.save(directory / "before"),
+                    inspect=inspect,
+                )
+            entry = store_state(state, rows, order, directory)
+            on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
+            fitted = before["fit_days"]
+            made = provenance(raw, order, state, seed=before["seed"], fit_days=fitted, on_file=on_file, engine=engine)
+            if inputs.own is not None:
+                made["sources"] = [inputs.own.about(order.rows)]
+            days = [*(day for day in log.days if day != appender.reopened), *order.days]
+            publish_state(directory, log, entry)
+            appender.finish(
+                state.items.table,
+                appended_provenance(before, {**made, **about, **inputs.about}, days, raw.spec),
+                state.encoding,
+                {STATE: entry, **growth_entry(state)},
+                state.items.versions,
             )
+            remove_other_states(log, entry)
     return ImpressionLog.load(path)
 
 
@@ -438,58 +431,6 @@ def remove_leftovers(path: Path) -> None:
     with appending(path) as appender:
         if STATE in appender.log.manifest:
             remove_other_states(appender.log, appender.log.manifest[STATE])
-
-
-def _append(
-    appender: LogAppender,
-    stored: StoredState,
-    raw: RawLog,
-    order: RequestOrder,
-    inputs: RowInputs,
-    replaced: Mapping[str, Any],
-    *,
-    grow: bool,
-    most_new: MostNew,
-    inspect: Inspect,
-    engine: Engine,
-    on_progress: OnProgress,
-) -> None:
-    """Write the new days and the new state, and make both visible."""
-    about = appender.log.manifest["about"]
-    spooled, directory = appender.directory / "spool", appender.directory / "state"
-    make_directory(spooled)
-    make_directory(directory)
-    state = stored.load(raw.spec, before_newest=appender.reopened is not None)
-    with pointing_to_check("log"):
-        log = spool_log(raw, order, spooled, Step("sorting rows", order.rows, on_progress), engine)
-        write_days(
-            log,
-            order,
-            state,
-            appender.write,
-            seed=about["seed"],
-            on_rows=Step("writing", order.rows, on_progress),
-            engine=engine,
-            growing=order.days if grow else (),
-            most_new=most_new,
-            before_last=lambda before: before.save(directory / "before"),
-            inspect=inspect,
-        )
-    entry = store_state(state, log, order, directory)
-    on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
-    made = provenance(raw, order, state, seed=about["seed"], fit_days=about["fit_days"], on_file=on_file, engine=engine)
-    if inputs.own is not None:
-        made["sources"] = [inputs.own.about(order.rows)]
-    kept = [day for day in appender.log.days if day != appender.reopened]
-    publish_state(directory, appender.log, entry)
-    appender.finish(
-        state.items.table,
-        appended_provenance(about, {**made, **replaced, **inputs.about}, [*kept, *order.days], raw.spec),
-        state.encoding,
-        {STATE: entry, **growth_entry(state)},
-        state.items.versions,
-    )
-    remove_other_states(appender.log, entry)
 
 
 def check_tables(log: ImpressionLog, tables: Mapping[Origin, object]) -> None:

@@ -49,6 +49,24 @@ _OF_GROUP: dict[Group, tuple[Origin, ...]] = {
 }
 
 
+# the keys of a description that name columns, beside features and sequences
+_KEYS: dict[str, tuple[Role, tuple[Origin, ...]]] = {
+    "request": ("id", _OF_ROW),
+    "item": ("id", _OF_ROW),
+    "user": ("id", _OF_REQUEST),
+    "time": ("time", _OF_REQUEST),
+    "day": ("day", _OF_REQUEST),
+    "stage": ("id", _OF_ROW),
+    "rank": ("whole", _OF_ROW),
+    "stages": ("number", _OF_ROW),
+    "relevant": ("number", _OF_ROW),
+    "position": ("whole", _OF_ROW),
+    "inclusion": ("number", _OF_ROW),
+    "truth": ("number", _OF_ROW),
+    "feedback": ("number", _OF_ROW),
+}
+
+
 class ColumnUse(NamedTuple):
     """A column that one key of the description needs."""
 
@@ -60,31 +78,16 @@ class ColumnUse(NamedTuple):
 
 def column_uses(spec: Spec) -> Iterator[ColumnUse]:
     """Iterate over everything that a description needs."""
-    yield ColumnUse("request", spec.request, "id", _OF_ROW)
-    yield ColumnUse("item", spec.item, "id", _OF_ROW)
-    if spec.user is not None:
-        yield ColumnUse("user", spec.user, "id", _OF_REQUEST)
-    if spec.time is not None:
-        yield ColumnUse("time", spec.time.column, "time", _OF_REQUEST)
-    if spec.day is not None:
-        yield ColumnUse("day", spec.day, "day", _OF_REQUEST)
-    if spec.stage is not None:
-        yield ColumnUse("stage", spec.stage, "id", _OF_ROW)
-    if spec.rank is not None:
-        yield ColumnUse("rank", spec.rank, "whole", _OF_ROW)
-    for stage in spec.stages:
-        if stage.flag is not None:
-            yield ColumnUse(f"stages.{stage.name}", stage.flag, "number", _OF_ROW)
-    if spec.relevant.column is not None:
-        yield ColumnUse("relevant", spec.relevant.column, "number", _OF_ROW)
-    if spec.position is not None:
-        yield ColumnUse("position", spec.position, "whole", _OF_ROW)
-    if spec.inclusion is not None:
-        yield ColumnUse("inclusion", spec.inclusion, "number", _OF_ROW)
-    if spec.truth is not None:
-        yield ColumnUse("truth", spec.truth, "number", _OF_ROW)
-    for column in spec.feedback:
-        yield ColumnUse("feedback", column, "number", _OF_ROW)
+    for key, (role, origins) in _KEYS.items():
+        value = getattr(spec, key)
+        if key == "stages":
+            yield from (
+                ColumnUse(f"stages.{one.name}", one.flag, role, origins) for one in value if one.flag is not None
+            )
+        elif key == "feedback":
+            yield from (ColumnUse(key, column, role, origins) for column in value)
+        elif (column := getattr(value, "column", value)) is not None:
+            yield ColumnUse(key, column, role, origins)
     for group, name, feature in spec.features:
         column = column_of(spec, name, feature)
         of_request = isinstance(feature, Time) and feature.column is None
@@ -154,7 +157,7 @@ def find_columns(
     Raises:
         ValueError: If a column is missing, or a key and another column of the same name would be read from two origins.
     """
-    ways: dict[str, tuple[_Way, Origin]] = {}
+    ways: dict[str, tuple[str, Origin]] = {}
     origins: dict[str, Origin] = {}
     stored: dict[str, str] = {}
     changes: dict[tuple[str, str], str | None] = {}
@@ -168,8 +171,8 @@ def find_columns(
             on_missing(use, message)
             changes[use.key, use.column] = None
             continue
-        way, first = ways.setdefault(use.column, (_WAYS[use.role], origin))
-        if first == origin and _share_a_type(way, _WAYS[use.role]):
+        way, first = ways.setdefault(use.column, (_way(use.role), origin))
+        if first == origin and _share_a_type(way, _way(use.role)):
             origins[use.column] = origin
             continue
         if not _can_be_renamed(use):
@@ -179,25 +182,18 @@ def find_columns(
                 f"the column {use.column!r} is needed from {names[first]} and from {names[origin]} ({use.key}); "
                 "rename one of them"
             )
-        name = f"{use.column} (as {_WAYS[use.role]}{'' if first == origin else f', of {origin}'})"
+        name = f"{use.column} (as {_way(use.role)}{'' if first == origin else f', of {origin}'})"
         changes[use.key, use.column] = name
         origins[name], stored[name] = origin, use.column
     return Columns(with_columns(spec, changes) if changes else spec, origins, stored)
 
 
-_Way = Literal["id", "whole number", "number", "vector", "time", "sequence"]
-_WAYS: dict[Role, _Way] = {
-    "id": "id",
-    "day": "id",
-    "whole": "whole number",
-    "number": "number",
-    "vector": "vector",
-    "time": "time",
-    "sequence": "sequence",
-}
+def _way(role: Role) -> str:
+    """Return how a column is used, for its name: `price (as number)`."""
+    return {"day": "id", "whole": "whole number"}.get(role, role)
 
 
-def _share_a_type(one: _Way, other: _Way) -> bool:
+def _share_a_type(one: str, other: str) -> bool:
     """Return whether a column that is used in both ways is read once; whole numbers are ids and numbers, too."""
     return one == other or {one, other} in ({"whole number", "id"}, {"whole number", "number"})
 
@@ -221,14 +217,14 @@ def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> S
     """
     new: dict[str, Any] = {}
     for (key, column), name in changes.items():
-        if key in ("user", "day", "stage", "rank", "position", "inclusion", "truth"):
-            new[key] = name
-        elif key == "time":
+        if key == "time":
             new[key] = name and spec.time and spec.time.model_copy(update={"column": name})
         elif key == "relevant":
             new[key] = spec.relevant.model_copy(update={"column": name})
         elif key == "feedback":
             new[key] = [other for other in new.get(key, spec.feedback) if other != column]
+        elif key in _KEYS and key not in ("request", "item"):
+            new[key] = name
     flagless = {key for (key, _) in changes if key.startswith("stages.")}
     if flagless:
         new["stages"] = [

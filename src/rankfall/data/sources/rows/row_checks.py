@@ -13,7 +13,7 @@ import polars as pl
 
 from rankfall.data.impressions.assemble import EventHistory
 from rankfall.data.impressions.log_writer import DAY_NAME
-from rankfall.data.impressions.requests import TIME, above_zero, request_keys
+from rankfall.data.impressions.requests import TIME, BadRows, above_zero, bad_inclusions, bad_places, request_keys
 from rankfall.data.impressions.spec import Categorical, Dense, column_of
 from rankfall.data.sources.problems import USE_MISSING
 
@@ -21,28 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankfall.data.impressions.spec import SequenceConfig, Spec
-    from rankfall.data.sources.problems import Level
 
 
 _FIRST_YEAR, _LAST_YEAR = 631_152_000_000, 4_102_444_800_000  # 1990 and 2100; other years may be due to a wrong unit
-
-
-class BadRows(NamedTuple):
-    """The rows that have a problem.
-
-    Args:
-        column: The column that has it.
-        problem: What was found, and what was expected.
-        mask: True for the rows that have it.
-        values: The values to be shown.
-        level: Whether these rows prevent the preparation.
-    """
-
-    column: str
-    problem: str
-    mask: pl.Series
-    values: pl.Series | None = None
-    level: Level = "error"
 
 
 def check_rows(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
@@ -54,8 +35,8 @@ def check_rows(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
     """
     yield from _keys(rows, spec)
     yield from _stages(rows, spec)
-    yield from _places(rows, spec)
-    yield from _inclusions(rows, spec)
+    yield from bad_places(rows, (spec.rank, spec.position))
+    yield from bad_inclusions(rows, spec)
     yield from _labels(rows, spec)
     yield from _features(rows, spec)
     yield from check_sequences(rows, spec)
@@ -99,22 +80,6 @@ def _stages(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
         for flag in flags:
             reached = reached | above_zero(rows[flag])
         yield BadRows(", ".join(flags), "found none above 0, expected the stage that the item reached", ~reached)
-
-
-def _places(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
-    for column in dict.fromkeys((spec.rank, spec.position)):
-        if column is not None and column in rows.columns:
-            places = rows[column].cast(pl.Int64).fill_null(-1)
-            problem = "found another number, expected at least 0, or -1 for none"
-            yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
-
-
-def _inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
-    if spec.inclusion is not None and spec.inclusion in rows.columns:
-        values = rows[spec.inclusion].cast(pl.Float64).fill_null(1)
-        bad = ~((values > 0) & (values <= 1)) | values.is_nan()
-        problem = "found another number, expected a probability above 0 and at most 1"
-        yield BadRows(spec.inclusion, problem, bad, rows[spec.inclusion])
 
 
 def _labels(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:

@@ -72,6 +72,7 @@ def write_days(
         before_last: Receives the state before the last day.
         inspect: Receives impressions before they are written, and the state of their day.
     """
+    spec = log.raw.spec
     days = [(day, list(of_day)) for day, of_day in groupby(order.portions, key=lambda portion: portion.day)]
     for number, (day, of_day) in enumerate(days, start=1):
         if number == len(days):
@@ -82,13 +83,24 @@ def write_days(
             state.grow(day, {name: new.head(most_new(name, len(known[name]), len(new))) for name, new in found.items()})
         _add_items(log, day, of_day, state, engine)
 
-        def checked(day: str, impressions: pa.Table) -> None:
-            inspect(impressions, state)
-            write(day, impressions)
-
-        versions = state.items.versions if log.raw.spec.negatives else None
+        versions = state.items.versions if spec.negatives else None
         assembly = _Assembly(log, state.encoding, items_on(state.items.table, versions, day), seed)
-        _write_day(assembly, day, of_day, state, checked, on_rows, engine)
+        sample: list[pa.Table] = []
+        with (
+            closing(_histories(log, of_day, state.histories, engine)) as histories,
+            closing(engine.map(partial(_assemble, assembly), zip(of_day, histories, strict=True), on_rows)) as results,
+        ):
+            for impressions, counts, unknown in results:
+                inspect(impressions, state)
+                write(day, impressions)
+                sample.append(impressions[: REPEATS_OF - sum(map(len, sample))])
+                state.counts += counts
+                for origin, keys in unknown.items():
+                    before = state.unknown.get(origin, keys[:0])
+                    state.unknown[origin] = distinct(pl.concat([before, keys]))
+        first = pa.concat_tables(sample)
+        features = [f"{FEATURE}{name}" for name in spec.features.item]
+        state.repeats.add(logged_values(first, "item"), ((name, logged_values(first, name)) for name in features))
     state.unknown_requests += order.unknown
 
 
@@ -130,32 +142,6 @@ class _Assembly(NamedTuple):
     encoding: Encoding
     items: pa.Table  # of the days up to this one, from which random negatives are drawn
     seed: int
-
-
-def _write_day(
-    assembly: _Assembly,
-    day: str,
-    portions: Sequence[Portion],
-    state: LogState,
-    write: WriteImpressions,
-    on_rows: Report,
-    engine: Engine,
-) -> None:
-    with (
-        closing(_histories(assembly.log, portions, state.histories, engine)) as histories,
-        closing(engine.map(partial(_assemble, assembly), zip(portions, histories, strict=True), on_rows)) as assembled,
-    ):
-        sample: list[pa.Table] = []
-        for impressions, counts, unknown in assembled:
-            write(day, impressions)
-            sample.append(impressions[: REPEATS_OF - sum(map(len, sample))])
-            state.counts += counts
-            for origin, keys in unknown.items():
-                known = state.unknown.get(origin, keys[:0])
-                state.unknown[origin] = distinct(pl.concat([known, keys]))
-    first = pa.concat_tables(sample)
-    features = [f"{FEATURE}{name}" for name in assembly.encoding.spec.features.item]
-    state.repeats.add(logged_values(first, "item"), ((name, logged_values(first, name)) for name in features))
 
 
 def _histories(
