@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from rankfall.serving.service import service_recording as service_metrics
 from rankfall.serving.service import settings as limits
+from rankfall.serving.service.bodies import BUNDLE, RELOAD
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.http_io import (
     JSON,
@@ -25,7 +26,6 @@ from rankfall.serving.service.http_io import (
     ApiError,
     JsonResponse,
     check_keys,
-    invalid_value,
     parse_json,
 )
 from rankfall.serving.service.openapi import openapi_document
@@ -372,12 +372,8 @@ class AdminRoutes:
             message = f"body: found {len(body):,} bytes, expected at most {limits.LARGE_BODY_BYTES:,}"
             raise ApiError(413, message, reason="large body")
         content = parse_json(body, max_names=limits.max_names(limits.LARGE_BODY_BYTES))
-        check_keys(content, ("path", "bundle"))
-        path, slot = content.get("path"), content.get("bundle", MAIN)
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise invalid_value("path", path, "the path of a bundle")
-        if slot not in SLOTS:
-            raise invalid_value("bundle", slot, " or ".join(SLOTS))
+        check_keys(content, RELOAD)
+        path, slot = RELOAD["path"].read(content, "path"), BUNDLE.read(content, "bundle", default=MAIN)
         try:
             model, before = await self._reloader.reload(slot, Path(path))
         except (ValueError, OSError) as error:

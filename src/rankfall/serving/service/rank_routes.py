@@ -16,13 +16,13 @@ from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
 from rankfall.serving.request_encoder import NO_ITEM
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.batching import PendingCall
-from rankfall.serving.service.bundle_slots import MAIN, SLOTS
+from rankfall.serving.service.bodies import BUNDLE, CALL, ID
+from rankfall.serving.service.bundle_slots import MAIN
 from rankfall.serving.service.http_io import (
     RETRY_AFTER,
     ApiError,
     JsonResponse,
     check_keys,
-    checked_id,
     invalid_field,
     invalid_value,
     parse_json,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 REQUEST_OPTIONS = ("k", "candidates", "exclude", "request")  # of each request, besides its features
-CALL_OPTIONS = ("explain", "bundle", "deadline")  # of the whole call
 _DEADLINE = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that is not parsed yet
 
 
@@ -136,7 +135,7 @@ class RankRoutes:
             len(body), lambda: self._content(body), seconds=lambda: self._settings.deadline / 1000
         )
         check_keys(content, ("ids", "bundle"))
-        served = self._served(content.get("bundle"))
+        served = self._served(content)
         ids = content.get("ids")
         if not isinstance(ids, list):
             raise invalid_value("ids", ids, "a list of item ids")
@@ -183,13 +182,18 @@ class RankRoutes:
         content = self._content(body)
         has_one_request = "requests" not in content
         if has_one_request:
-            check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL_OPTIONS))
+            check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL))
         else:
-            check_keys(content, ("requests", *CALL_OPTIONS))
+            check_keys(content, ("requests", *CALL))
         explain, served, deadline = self._call_options(content, query)
         requests = self._requests(content)
         try:
-            ids = [_request_id(request.get("request"), place) for place, request in enumerate(requests)]
+            ids = [
+                secrets.token_hex(16)
+                if request.get("request") is None
+                else ID.read(request, "request", f"requests[{place}].")
+                for place, request in enumerate(requests)
+            ]
             features = [_features(request) for request in requests]
             if recording is not None:
                 recording.set_missing_times(features)
@@ -215,24 +219,12 @@ class RankRoutes:
         return requests
 
     def _call_options(self, content: dict[str, Any], query: dict[str, str]) -> tuple[bool, ServedBundle, float]:
-        given = [_query_explain(query), content.get("explain")]
-        for value in given:
-            if value is not None and not isinstance(value, bool):
-                raise invalid_value("explain", value, "true or false")
-        return any(given), self._served(content.get("bundle")), self._deadline(content.get("deadline"))
+        explain = [CALL["explain"].read(given, "explain") for given in (_query(query), content)]
+        served, deadline = self._served(content), CALL["deadline"].read(content, "deadline")
+        return any(explain), served, self._settings.deadline if deadline is None else float(deadline)
 
-    def _deadline(self, value: Any) -> float:
-        if value is None:
-            return self._settings.deadline
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 1 <= value <= limits.MAX_DEADLINE_MS:
-            raise invalid_value("deadline", value, f"1 to {limits.MAX_DEADLINE_MS:,} milliseconds")
-        return float(value)
-
-    def _served(self, slot: Any) -> ServedBundle:
-        slot = MAIN if slot is None else slot
-        if not isinstance(slot, str) or slot not in SLOTS:
-            raise invalid_value("bundle", slot, " or ".join(SLOTS))
+    def _served(self, content: dict[str, Any]) -> ServedBundle:
+        slot = MAIN if content.get("bundle") is None else BUNDLE.read(content, "bundle")
         served = self._slots[slot]
         if served is None and slot == MAIN:
             raise ApiError(503, "no bundle is loaded yet; try again", headers=RETRY_AFTER, reason="no bundle")
@@ -253,11 +245,6 @@ def _encode(served: ServedBundle, requests: list[dict[str, Any]], features: list
         raise invalid_field(str(error)) from None
 
 
-def _request_id(given: Any, place: int) -> str:
-    """Return the id that a client gave its request, or a new one."""
-    return secrets.token_hex(16) if given is None else checked_id(given, f"requests[{place}].request")
-
-
 def _features(request: dict[str, Any]) -> dict[str, Any]:
     """Return the features of a request, without its options."""
     return {group: request[group] for group in FEATURE_GROUPS if group in request}
@@ -268,10 +255,10 @@ def _as_integer(number: Any) -> Any:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _query_explain(query: dict[str, str]) -> Any:
+def _query(query: dict[str, str]) -> dict[str, Any]:
+    """Return the options of a call in its query."""
     check_keys(query, ("explain",), "query")
-    value = query.get("explain", "false")
-    return {"true": True, "false": False}.get(value, value)
+    return {name: {"true": True, "false": False}.get(value, value) for name, value in query.items()}
 
 
 def _error_of_single(error: ApiError) -> ApiError:
