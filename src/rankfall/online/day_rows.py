@@ -418,7 +418,6 @@ class RowLayout:
         sequences: Columns of sequences, which come from bodies, too.
         item_columns: Columns of items that the rows have, from the table of items.
         request_kind: The type of ids of requests in the log, None if it is not decided yet.
-        item_kind: The type of ids of items in the log, None if it is not decided yet.
         stage_kind: The type of the column of stages.
         tables: The tables that are joined when the rows are encoded.
         scalings: Mean and deviation of features that are standardised, if the log exists.
@@ -429,7 +428,6 @@ class RowLayout:
     sequences: list[SequenceColumn]
     item_columns: list[str]
     request_kind: pl.DataType | None
-    item_kind: pl.DataType | None
     stage_kind: pl.DataType | None
     tables: dict[Origin, Path]
     scalings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -493,7 +491,6 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         sequences,
         [column for column, origin in places.items() if origin == "log"],
         origins.kind("log", spec.request),
-        origins.kind("log", spec.item),
         None if spec.stage is None else origins.kind("log", spec.stage),
         {origin: path for origin, path in given.items() if path is not None and origin in used},
     )
