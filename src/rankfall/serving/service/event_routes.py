@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall.encoding import BadValueError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 
+@dataclass(eq=False, slots=True)
 class EventRoutes:
     """The endpoint of events.
 
@@ -41,21 +43,18 @@ class EventRoutes:
         recording: Writes the events; None if the service has no sink.
     """
 
-    def __init__(
-        self, settings: Settings, slots: BundleSlots, bodies: BodyReader, recording: ServiceRecording | None
-    ) -> None:
-        self._settings = settings
-        self._slots = slots
-        self._bodies = bodies
-        self._recording = recording
+    settings: Settings
+    slots: BundleSlots
+    bodies: BodyReader
+    recording: ServiceRecording | None
 
     async def events(self, request: Request) -> Response:
         """Write events, and respond when they are durable."""
-        recording = self._recording
+        recording = self.recording
         if recording is None:
             raise ApiError(404, "events: the service records nothing; start it with --samples")
-        body = await self._bodies.read(request)
-        events = await self._bodies.process(
+        body = await self.bodies.read(request)
+        events = await self.bodies.process(
             len(body), lambda: self._parse(body, recording), seconds=lambda: limits.EVENT_SECONDS
         )
         try:
@@ -70,14 +69,14 @@ class EventRoutes:
         return JsonResponse({"accepted": len(events)})
 
     def _parse(self, body: bytes, recording: ServiceRecording) -> list[Event]:
-        content = parse_json(body, max_names=limits.max_names(self._settings.max_body))
+        content = parse_json(body, max_names=limits.max_names(self.settings.max_body))
         check_keys(content, ("events",))
         events = content.get("events")
         if not isinstance(events, list):
             raise invalid_value("events", events, "a list of events")
         if not 1 <= len(events) <= limits.EVENTS:
             raise ApiError(422, f"events: found {len(events):,} events, expected 1 to {limits.EVENTS:,}", "events")
-        served = self._slots[MAIN]
+        served = self.slots[MAIN]
         if served is None:
             raise ApiError(503, "no bundle is loaded yet; try again", headers=RETRY_AFTER, reason="no bundle")
         return [_event(one, f"events[{place}]", served.bundle, recording) for place, one in enumerate(events)]

@@ -63,6 +63,7 @@ class Call:
         return "requests" not in self.content
 
 
+@dataclass(eq=False, slots=True)
 class RankRoutes:
     """Endpoints that rank and score items.
 
@@ -74,24 +75,16 @@ class RankRoutes:
         recording: Records what is answered, if the service has a sink.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        slots: BundleSlots,
-        batcher: Batcher,
-        bodies: BodyReader,
-        recording: ServiceRecording | None,
-    ) -> None:
-        self._settings = settings
-        self._slots = slots
-        self._batcher = batcher
-        self._bodies = bodies
-        self._recording = recording
+    settings: Settings
+    slots: BundleSlots
+    batcher: Batcher
+    bodies: BodyReader
+    recording: ServiceRecording | None
 
     async def rank(self, request: Request) -> Response:
         """Return the best items for one request or several."""
         arrived = monotonic()
-        call = await self._read(request, arrived, self._recording)
+        call = await self._read(request, arrived, self.recording)
         pending = PendingCall(
             call.served,
             len(call.batch),
@@ -102,8 +95,8 @@ class RankRoutes:
             sampled=None if call.recorded is None else call.recorded.sampled,
         )
         result = await self._result(pending, request, call.has_one_request)
-        if self._recording is not None and call.recorded is not None:
-            self._recording.record(call.recorded, call.served, result.content)
+        if self.recording is not None and call.recorded is not None:
+            self.recording.record(call.recorded, call.served, result.content)
         rankings = [_ranking_content(*answer) for answer in zip(call.ids, result.content, strict=True)]
         content = rankings[0] if call.has_one_request else {"rankings": rankings}
         milliseconds = {stage: round(value, 3) for stage, value in result.milliseconds.items()}
@@ -130,9 +123,9 @@ class RankRoutes:
 
     async def items(self, request: Request) -> Response:
         """Return the attributes of items that are shown to people."""
-        body = await self._bodies.read(request)
-        content = await self._bodies.process(
-            len(body), lambda: self._content(body), seconds=lambda: self._settings.deadline / 1000
+        body = await self.bodies.read(request)
+        content = await self.bodies.process(
+            len(body), lambda: self._content(body), seconds=lambda: self.settings.deadline / 1000
         )
         check_keys(content, ("ids", "bundle"))
         served = self._served(content)
@@ -150,10 +143,10 @@ class RankRoutes:
 
     async def _read(self, request: Request, arrived: float, recording: ServiceRecording | None = None) -> Call:
         """Return the validated call with its encoded requests; refuse it without reading if the queue is full."""
-        self._batcher.check_queue(self._settings.deadline / 1000)
-        body = await self._bodies.read(request)
+        self.batcher.check_queue(self.settings.deadline / 1000)
+        body = await self.bodies.read(request)
         query = dict(request.query_params)
-        return await self._bodies.process(
+        return await self.bodies.process(
             len(body),
             lambda: self._parse(body, query, recording),
             seconds=lambda: arrived + self._probable_deadline(body) / 1000 - monotonic(),
@@ -162,12 +155,12 @@ class RankRoutes:
     def _probable_deadline(self, body: bytes) -> float:
         """Return the likely deadline of a body that is not parsed yet, in which features may have that name, too."""
         found = [int(digits) for digits in _DEADLINE.findall(body)]
-        return min(max(found), limits.MAX_DEADLINE_MS) if found else self._settings.deadline
+        return min(max(found), limits.MAX_DEADLINE_MS) if found else self.settings.deadline
 
     async def _result(self, pending: PendingCall, request: Request, has_one_request: bool) -> CallResult:
-        request.scope[ON_DISCONNECT] = lambda: self._batcher.cancel(pending, ClientDisconnect())
+        request.scope[ON_DISCONNECT] = lambda: self.batcher.cancel(pending, ClientDisconnect())
         try:
-            return await self._batcher.compute(pending)
+            return await self.batcher.compute(pending)
         except ApiError as error:
             raise (_error_of_single(error) if has_one_request else _error_of_list(error)) from None
         finally:
@@ -176,7 +169,7 @@ class RankRoutes:
     # --- validation -----------------------------------------------------------------------------------------------
 
     def _content(self, body: bytes) -> dict[str, Any]:
-        return parse_json(body, max_names=limits.max_names(self._settings.max_body))
+        return parse_json(body, max_names=limits.max_names(self.settings.max_body))
 
     def _parse(self, body: bytes, query: dict[str, str], recording: ServiceRecording | None) -> Call:
         content = self._content(body)
@@ -209,8 +202,8 @@ class RankRoutes:
         requests = content["requests"]
         if not isinstance(requests, list):
             raise invalid_value("requests", requests, "a list of requests")
-        if not 1 <= len(requests) <= self._settings.queue:
-            message = f"requests: found {len(requests):,} requests, expected 1 to {self._settings.queue:,}"
+        if not 1 <= len(requests) <= self.settings.queue:
+            message = f"requests: found {len(requests):,} requests, expected 1 to {self.settings.queue:,}"
             raise ApiError(422, message, "requests")
         for place, request in enumerate(requests):
             if not isinstance(request, dict):
@@ -221,11 +214,11 @@ class RankRoutes:
     def _call_options(self, content: dict[str, Any], query: dict[str, str]) -> tuple[bool, ServedBundle, float]:
         explain = [CALL["explain"].read(given, "explain") for given in (_query(query), content)]
         served, deadline = self._served(content), CALL["deadline"].read(content, "deadline")
-        return any(explain), served, self._settings.deadline if deadline is None else float(deadline)
+        return any(explain), served, self.settings.deadline if deadline is None else float(deadline)
 
     def _served(self, content: dict[str, Any]) -> ServedBundle:
         slot = MAIN if content.get("bundle") is None else BUNDLE.read(content, "bundle")
-        served = self._slots[slot]
+        served = self.slots[slot]
         if served is None and slot == MAIN:
             raise ApiError(503, "no bundle is loaded yet; try again", headers=RETRY_AFTER, reason="no bundle")
         if served is None:
