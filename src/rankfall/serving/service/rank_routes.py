@@ -89,7 +89,7 @@ class RankRoutes:
             call.served,
             len(call.batch),
             arrived + call.deadline / 1000,
-            _future(),
+            asyncio.get_running_loop().create_future(),
             batch=call.batch,
             explain=call.explain,
             sampled=None if call.recorded is None else call.recorded.sampled,
@@ -115,7 +115,7 @@ class RankRoutes:
             call.served,
             1,
             arrived + call.deadline / 1000,
-            _future(),
+            asyncio.get_running_loop().create_future(),
             work=lambda: call.served.bundle.run_scores(call.batch)[0],
         )
         result = await self._result(pending, request, has_one_request=True)
@@ -146,16 +146,14 @@ class RankRoutes:
         self.batcher.check_queue(self.settings.deadline / 1000)
         body = await self.bodies.read(request)
         query = dict(request.query_params)
-        return await self.bodies.process(
-            len(body),
-            lambda: self._parse(body, query, recording),
-            seconds=lambda: arrived + self._probable_deadline(body) / 1000 - monotonic(),
-        )
 
-    def _probable_deadline(self, body: bytes) -> float:
-        """Return the likely deadline of a body that is not parsed yet, in which features may have that name, too."""
-        found = [int(digits) for digits in _DEADLINE.findall(body)]
-        return min(max(found), limits.MAX_DEADLINE_MS) if found else self.settings.deadline
+        def seconds() -> float:
+            """Return the time until the likely deadline of a body that is not parsed: features may have that name."""
+            found = [int(digits) for digits in _DEADLINE.findall(body)]
+            deadline = min(max(found), limits.MAX_DEADLINE_MS) if found else self.settings.deadline
+            return arrived + deadline / 1000 - monotonic()
+
+        return await self.bodies.process(len(body), lambda: self._parse(body, query, recording), seconds=seconds)
 
     async def _result(self, pending: PendingCall, request: Request, has_one_request: bool) -> CallResult:
         request.scope[ON_DISCONNECT] = lambda: self.batcher.cancel(pending, ClientDisconnect())
@@ -174,11 +172,12 @@ class RankRoutes:
     def _parse(self, body: bytes, query: dict[str, str], recording: ServiceRecording | None) -> Call:
         content = self._content(body)
         has_one_request = "requests" not in content
-        if has_one_request:
-            check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL))
-        else:
-            check_keys(content, ("requests", *CALL))
-        explain, served, deadline = self._call_options(content, query)
+        of_requests = (*FEATURE_GROUPS, *REQUEST_OPTIONS) if has_one_request else ("requests",)
+        check_keys(content, (*of_requests, *CALL))
+        check_keys(query, ("explain",), "query")
+        in_query = {name: {"true": True, "false": False}.get(value, value) for name, value in query.items()}
+        explain = [CALL["explain"].read(given, "explain") for given in (in_query, content)]
+        served, deadline = self._served(content), CALL["deadline"].read(content, "deadline")
         requests = self._requests(content)
         try:
             ids = [
@@ -187,14 +186,23 @@ class RankRoutes:
                 else ID.read(request, "request", f"requests[{place}].")
                 for place, request in enumerate(requests)
             ]
-            features = [_features(request) for request in requests]
+            features = [{group: request[group] for group in FEATURE_GROUPS if group in request} for request in requests]
             if recording is not None:
                 recording.set_missing_times(features)
-            batch = _encode(served, requests, features)
+            try:
+                batch = served.bundle.encode(
+                    features,
+                    k=[_as_integer(request.get("k")) for request in requests],
+                    candidates=[request.get("candidates") for request in requests],
+                    exclude=[request.get("exclude") for request in requests],
+                )
+            except ValueError as error:
+                raise invalid_field(str(error)) from None
             recorded = None if recording is None else recording.prepare(served.bundle, ids, features, len(body))
         except ApiError as error:
             raise (_error_of_single(error) if has_one_request else error) from None
-        return Call(served, explain, deadline, content, ids, batch, recorded)
+        milliseconds = self.settings.deadline if deadline is None else float(deadline)
+        return Call(served, any(explain), milliseconds, content, ids, batch, recorded)
 
     def _requests(self, content: dict[str, Any]) -> list[dict[str, Any]]:
         if "requests" not in content:
@@ -211,11 +219,6 @@ class RankRoutes:
             check_keys(request, (*FEATURE_GROUPS, *REQUEST_OPTIONS), f"requests[{place}]")
         return requests
 
-    def _call_options(self, content: dict[str, Any], query: dict[str, str]) -> tuple[bool, ServedBundle, float]:
-        explain = [CALL["explain"].read(given, "explain") for given in (_query(query), content)]
-        served, deadline = self._served(content), CALL["deadline"].read(content, "deadline")
-        return any(explain), served, self.settings.deadline if deadline is None else float(deadline)
-
     def _served(self, content: dict[str, Any]) -> ServedBundle:
         slot = MAIN if content.get("bundle") is None else BUNDLE.read(content, "bundle")
         served = self.slots[slot]
@@ -226,32 +229,9 @@ class RankRoutes:
         return served
 
 
-def _encode(served: ServedBundle, requests: list[dict[str, Any]], features: list[dict[str, Any]]) -> EncodedRequests:
-    try:
-        return served.bundle.encode(
-            features,
-            k=[_as_integer(request.get("k")) for request in requests],
-            candidates=[request.get("candidates") for request in requests],
-            exclude=[request.get("exclude") for request in requests],
-        )
-    except ValueError as error:
-        raise invalid_field(str(error)) from None
-
-
-def _features(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the features of a request, without its options."""
-    return {group: request[group] for group in FEATURE_GROUPS if group in request}
-
-
 def _as_integer(number: Any) -> Any:
     """Convert 3.0 to 3, because JSON does not distinguish the two; return anything else unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def _query(query: dict[str, str]) -> dict[str, Any]:
-    """Return the options of a call in its query."""
-    check_keys(query, ("explain",), "query")
-    return {name: {"true": True, "false": False}.get(value, value) for name, value in query.items()}
 
 
 def _error_of_single(error: ApiError) -> ApiError:
@@ -271,10 +251,6 @@ def _error_of_list(error: ApiError) -> ApiError:
 
 
 # --- responses ----------------------------------------------------------------------------------------------------
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _ranking_content(request: str, ranking: Ranking) -> dict[str, Any]:
