@@ -49,7 +49,7 @@ class DayBundles:
 
     def _write(self, run: StreamRun, log: ImpressionLog, days: Sequence[str], day: str) -> None:
         from rankfall.serving.bundle_files import is_bundle, read_manifest
-        from rankfall.serving.export.export_run import Trained, export_trained
+        from rankfall.serving.export.export_run import ExportOptions, Trained, export_trained
         from rankfall.storage.files import checksum, remove_directory, sweep
         from rankfall.studies.stream.day_learner import weights_file
         from rankfall.studies.stream.stream_config import file_name
@@ -67,9 +67,7 @@ class DayBundles:
         exported = export_trained(
             Trained(run.directory, run.config, weights, log, [day], _measured(run.directory, day)),
             place / day,
-            items=self.items,
-            known=None if self.items else _items_after(log, day),
-            force=True,
+            ExportOptions(items=self.items, known=None if self.items else _items_after(log, day), force=True),
             on_step=lambda step, done, total: self.on_step(run, day, step),
         )
         for note in exported.notes:

@@ -117,21 +117,23 @@ def export(
     if not 0 < recall <= 1:
         raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
     check_installed("export")
-    from rankfall.serving.export.export_run import export_run
+    from rankfall.serving.export.export_run import ExportOptions, export_run
 
     with verification(verify, on_notice), reported(progress) as report:
         report(Progress("reading"))
         exported = export_run(
             run_directory(run),
             Path(out),
-            items=optional_path(items),
+            ExportOptions(
+                items=optional_path(items),
+                stage=stage,
+                quotas=quotas or {},
+                recall=recall,
+                examples=examples,
+                display=display or None,
+                force=force,
+            ),
             data=optional_path(data),
-            stage=stage,
-            quotas=quotas,
-            recall=recall,
-            examples=examples,
-            display=display or None,
-            force=force,
             trust=trust,
             on_step=stepper(report),
         )

@@ -117,19 +117,6 @@ class RowCounts:
     models: Counter[str] = field(default_factory=Counter)  # requests by model
 
 
-@dataclass(frozen=True)
-class Admission:
-    """Which requests may become rows of a log.
-
-    Attributes:
-        logged: Hashes of ids of requests that the log has and that no service answered, sorted.
-        of_user: The largest number of requests of one user.
-    """
-
-    logged: NDArray[np.uint64]
-    of_user: int
-
-
 class DayRows:
     """Writes the rows of a day, part by part.
 
@@ -138,9 +125,22 @@ class DayRows:
         directory: A directory for the files, which is created.
         apart: Receives the requests and events that the log does not get.
         finder: Finds the bundles that answered.
+        parity: Compares what the log gets with what the service computed.
+        logged: Hashes of ids of requests that the log has and that no service answered, sorted.
+        of_user: The largest number of requests of one user.
     """
 
-    def __init__(self, layout: RowLayout, directory: Path, apart: Quarantine, finder: BundleFinder) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        directory: Path,
+        apart: Quarantine,
+        finder: BundleFinder,
+        parity: ParityCheck,
+        *,
+        logged: NDArray[np.uint64],
+        of_user: int,
+    ) -> None:
         self.layout, spec = layout, layout.spec
         self._spec = spec
         self._kinds = list(
@@ -153,7 +153,8 @@ class DayRows:
         table = layout.tables.get("items")
         self._items = ItemLookup(table, spec, list(dict.fromkeys(looked_up)) if table is not None else looked_up)
         self._bodies = BodyColumns(layout, self._items.values, self._served_items, self._kind_of)
-        self._directory, self._apart, self._finder = directory, apart, finder
+        self._directory, self.apart, self._finder = directory, apart, finder
+        self.parity, self._logged, self._of_user = parity, logged, of_user
         self._number = 0
         self._of_users = pl.DataFrame(schema={_USER: pl.String, _COUNT: pl.UInt32})
         self.counts = RowCounts()
@@ -170,7 +171,7 @@ class DayRows:
         """The directory of the table of requests, None if the rows have all columns."""
         return self._directory / "requests" if self._of("requests") else None
 
-    def write(self, part: MatchedPart, admission: Admission, parity: ParityCheck) -> None:
+    def write(self, part: MatchedPart) -> None:
         """Write the rows of a part, and set apart what the log cannot have.
 
         Raises:
@@ -179,10 +180,10 @@ class DayRows:
         samples = part.samples
         columns, refused = self._bodies.make(samples)
         reasons = {place: (REQUEST_VALUE, why) for place, why in refused.items()}
-        reasons |= self._unfit(samples, admission)
+        reasons |= self._unfit(samples)
         samples, columns = self._without(samples, columns, reasons)
-        samples, columns = self._without(samples, columns, self._excess(columns, admission.of_user))
-        samples, columns = self._without(samples, columns, parity.check_scores(samples))
+        samples, columns = self._without(samples, columns, self._excess(columns))
+        samples, columns = self._without(samples, columns, self.parity.check_scores(samples))
         rows, place = _rows(samples)
         found = _find_rows(part.events, samples, rows, place)
         found = self._usable(found)
@@ -196,12 +197,12 @@ class DayRows:
         counts.unused.update(dict(of_rows.filter(~is_used)["kind"].value_counts().rows()))
         self._number += 1
 
-    def _unfit(self, samples: pl.DataFrame, admission: Admission) -> Reasons:
+    def _unfit(self, samples: pl.DataFrame) -> Reasons:
         """Return the requests that the log cannot have, whatever their values are."""
         spec, expected = self._spec, len(self._spec.stages) - 1
         found: Reasons = {}
         ids = samples["request"]
-        is_wrong = pl.Series(np.isin(samples[HASH].to_numpy(), admission.logged))
+        is_wrong = pl.Series(np.isin(samples[HASH].to_numpy(), self._logged))
         if self.layout.request_kind == pl.Int64:
             is_wrong |= ~ids.eq_missing(ids.str.to_integer(strict=False).cast(pl.String))
         for place in is_wrong.arg_true():
@@ -214,7 +215,7 @@ class DayRows:
             found[place] = REQUEST_STAGES, f"model {model} has {depths[place]} stages, and the log the stages {stages}"
         return found
 
-    def _excess(self, columns: dict[str, pl.Series], limit: int) -> Reasons:
+    def _excess(self, columns: dict[str, pl.Series]) -> Reasons:
         """Return the requests of users that have more of them than a day may have, in the order of hashes."""
         if self._spec.user not in columns:
             return {}
@@ -222,12 +223,13 @@ class DayRows:
         counted = users.with_columns(pl.int_range(pl.len()).over(_USER).alias(_PLACE))
         before = counted.join(self._of_users, on=_USER, how="left", maintain_order="left")
         excess = before.select(
-            pl.col(_USER).is_not_null() & (pl.col(_PLACE) + pl.col(_COUNT).fill_null(0) >= limit)
+            pl.col(_USER).is_not_null() & (pl.col(_PLACE) + pl.col(_COUNT).fill_null(0) >= self._of_user)
         ).to_series()
         added = users.filter(~excess).drop_nulls().group_by(_USER).len(_COUNT)
         self._of_users = pl.concat([self._of_users, added]).group_by(_USER).sum()
         return {
-            place: (USER_REQUESTS, f"more than {limit:,} of {users[_USER][place]!r}") for place in excess.arg_true()
+            place: (USER_REQUESTS, f"more than {self._of_user:,} of {users[_USER][place]!r}")
+            for place in excess.arg_true()
         }
 
     def _without(
@@ -238,7 +240,7 @@ class DayRows:
             return samples, columns
         for reason in sorted({reason for reason, _ in reasons.values()}):
             places = sorted(place for place, (of, _) in reasons.items() if of == reason)
-            self._apart.add(reason, samples[places], [reasons[place][1] for place in places])
+            self.apart.add(reason, samples[places], [reasons[place][1] for place in places])
         kept = np.ones(len(samples), np.bool_)
         kept[list(reasons)] = False
         good = pl.Series(kept)
@@ -266,7 +268,7 @@ class DayRows:
         marked = events.with_columns(reason.alias(_COUNT))
         for (why,), some in marked.drop_nulls(_COUNT).sort(_COUNT).group_by(_COUNT, maintain_order=True):
             details = [f"{value:g}" for value in some["value"]] if why == EVENT_VALUE else None
-            self._apart.add(str(why), some, details)
+            self.apart.add(str(why), some, details)
         return events.filter(marked[_COUNT].is_null())
 
     def _served_items(self, samples: pl.DataFrame, places: Integers, ids: list[Any]) -> list[Any]:
@@ -418,7 +420,6 @@ class RowLayout:
         sequences: Columns of sequences, which come from bodies, too.
         item_columns: Columns of items that the rows have, from the table of items.
         request_kind: The type of ids of requests in the log, None if it is not decided yet.
-        item_kind: The type of ids of items in the log, None if it is not decided yet.
         stage_kind: The type of the column of stages.
         tables: The tables that are joined when the rows are encoded.
         scalings: Mean and deviation of features that are standardised, if the log exists.
@@ -429,7 +430,6 @@ class RowLayout:
     sequences: list[SequenceColumn]
     item_columns: list[str]
     request_kind: pl.DataType | None
-    item_kind: pl.DataType | None
     stage_kind: pl.DataType | None
     tables: dict[Origin, Path]
     scalings: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -493,7 +493,6 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         sequences,
         [column for column, origin in places.items() if origin == "log"],
         origins.kind("log", spec.request),
-        origins.kind("log", spec.item),
         None if spec.stage is None else origins.kind("log", spec.stage),
         {origin: path for origin, path in given.items() if path is not None and origin in used},
     )

@@ -32,7 +32,7 @@ from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.log_state import StoredState
 from rankfall.data.sources.rows.prepare_rows import append_rows, check_same_description, prepare_rows
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
-from rankfall.online.day_rows import Admission, DayRows, make_layout
+from rankfall.online.day_rows import DayRows, make_layout
 from rankfall.online.join_results import DayReport, JoinResult
 from rankfall.online.join_state import (
     APART,
@@ -62,7 +62,7 @@ from rankfall.storage.disk import open_new
 from rankfall.storage.files import about_file, scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from rankfall.data.impressions.spec import Spec
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from rankfall.online.day_rows import RowLayout
     from rankfall.online.join_state import JoinState
     from rankfall.online.request_columns import Hashes
-    from rankfall.online.window_records import MatchedPart, SegmentContent
+    from rankfall.online.window_records import MatchedPart
 
 
 SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
@@ -245,13 +245,15 @@ class Joiner:
         parity = ParityCheck(settings.parity, settings.parity_limit, finder, layout, is_new=self._is_fitted_here(state))
         parity.different, parity.is_repeated = different, bool(different)
         with scratch_directory("joining", self._beside.path) as scratch:
-            rows = DayRows(layout, scratch / "rows", apart, finder)
+            logged = self._logged_requests(state)
+            of_user = settings.user_requests
+            rows = DayRows(layout, scratch / "rows", apart, finder, parity, logged=logged, of_user=of_user)
             with self._beside.closing() as directory:
-                report = self._join(day, state, scratch, rows, parity, directory, apart)
+                report = self._join(day, state, scratch, rows, directory)
             try:
                 parity.check_limit()
                 if report.items:
-                    self._add(rows, report, parity)
+                    self._add(rows, report)
             except DifferenceError:
                 self._beside.abandon()
                 parity.check_limit()
@@ -276,37 +278,51 @@ class Joiner:
             names = ", ".join(sorted(parity.not_compared))
             self._on_notice(f"parity: {names} were not compared, as {self._log} is fitted to other data than the model")
 
-    def _join(
-        self,
-        day: int,
-        state: JoinState,
-        scratch: Path,
-        rows: DayRows,
-        parity: ParityCheck,
-        directory: Path,
-        apart: Quarantine,
-    ) -> DayReport:
+    def _join(self, day: int, state: JoinState, scratch: Path, rows: DayRows, directory: Path) -> DayReport:
         """Write the rows of a day, and beside the log what the next days need."""
-        name, limit = day_name(day), self._days.limit(day)
-        contents = [
-            content for content in self._recorded.contents() if content.segment.path.name not in state.used.finished
-        ]
-        window = Window(contents, state.limit, limit, state.used.begun, state.carried)
-        reading = _Steps(f"{name}: reading records", window.count(SAMPLES) + window.count(EVENTS), self._on_progress)
-        spool = WindowSpool(window, self._days, scratch / "spool", reading)
-        earlier, written = ServedRequests(state.served), _Written(directory, apart)
-        admission = Admission(self._logged_requests(state), self._settings.user_requests)
-        joining = _Steps(f"{name}: joining parts", len(spool), self._on_progress)
-        counts = MatchCounts()
-        for part in spool:
+        name, limit, used = day_name(day), self._days.limit(day), state.used
+        contents = [one for one in self._recorded.contents() if one.segment.path.name not in used.finished]
+        window = Window(contents, state.limit, limit, used.begun, state.carried)
+        total, done = window.count(SAMPLES) + window.count(EVENTS), 0
+
+        def on_records(count: int) -> None:
+            nonlocal done
+            done += count
+            self._on_progress(f"{name}: reading records", done, max(total, done))
+
+        spool = WindowSpool(window, self._days, scratch / "spool", on_records)
+        earlier, written, counts = ServedRequests(state.served), _Written(directory, rows.apart), MatchCounts()
+        for number, part in enumerate(spool, start=1):
             matched = match_records(part, day, limit, earlier)
             counts += matched.counts
-            rows.write(matched, admission, parity)
+            rows.write(matched)
             written.add(matched)
-            joining(1)
+            self._on_progress(f"{name}: joining parts", number, len(spool))
         written.close()
-        save_used(directory, _used(contents, limit, self._recorded.existing(state.used.finished)))
-        report = _report(name, limit, counts, rows, parity, apart)
+        read = [content for content in contents if content.first <= limit]
+        finished = {content.segment.path.name for content in read if content.last <= limit}
+        begun = {content.segment.path.name for content in read if content.last > limit}
+        kept = self._recorded.existing(used.finished)
+        save_used(directory, UsedSegments(frozenset(finished | kept), frozenset(begun)))
+        report = DayReport(
+            day=name,
+            limit=limit,
+            requests=counts.requests,
+            sampled=counts.sampled,
+            items=rows.counts.rows,
+            events=rows.counts.events,
+            repeated_requests=counts.repeated_requests,
+            repeated_events=counts.repeated_events,
+            unsampled_events=counts.unsampled_events,
+            unused_events=_most_common(rows.counts.unused),
+            late_requests=_most_common({day_name(day): count for day, count in counts.late_requests.items()}),
+            late_events=_most_common({day_name(day): count for day, count in counts.late_events.items()}),
+            apart=dict(sorted(rows.apart.counts.items())),
+            apart_because=dict(sorted(rows.apart.examples.items())),
+            capped=rows.counts.capped,
+            checked=rows.parity.checked,
+            models=dict(sorted(rows.counts.models.items())),
+        )
         report.save(directory / REPORT)
         return report
 
@@ -319,7 +335,7 @@ class Joiner:
         ids = [pl.Series(pl.from_arrow(day.table()["request"])).cast(pl.String) for day in days]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *map(hash_values, ids)]))
 
-    def _add(self, rows: DayRows, report: DayReport, parity: ParityCheck) -> None:
+    def _add(self, rows: DayRows, report: DayReport) -> None:
         """Add the rows of a day to the log, or make a log of them."""
         label = f"{JOINED}{report.day}"
         sources = [RowFile(file.path, label=label) for file in find_row_files([rows.log])]
@@ -335,7 +351,7 @@ class Joiner:
             "users": tables.get("users"),
             "requests": rows.requests,
             "about": about,
-            "inspect": parity.inspect,
+            "inspect": rows.parity.inspect,
             "on_progress": lambda step, done, total: self._on_progress(f"{report.day}: {step}", done, total),
         }
         try:
@@ -388,55 +404,10 @@ class _Written:
         self._writers[kind][1].write_table(table)
 
 
-class _Steps:
-    """Reports the progress of one step."""
-
-    def __init__(self, name: str, total: int, on_progress: OnProgress) -> None:
-        self._name, self._total, self._on_progress = name, total, on_progress
-        self._done = 0
-
-    def __call__(self, count: int) -> None:
-        self._done += count
-        self._on_progress(self._name, self._done, max(self._total, self._done))
-
-
 def _record(frame: pl.DataFrame) -> pl.DataFrame:
     """Return records as a service writes them; ``sampled`` is a column of events only here."""
     added = [*_ADDED, *(["sampled"] if "kind" in frame.columns else [])]
     return frame.drop([name for name in added if name in frame.columns])
-
-
-def _used(contents: Sequence[SegmentContent], limit: int, kept: set[str]) -> UsedSegments:
-    """Return the segments that were read until a day was closed, and earlier ones that still exist."""
-    read = [content for content in contents if content.first <= limit]
-    finished = {content.segment.path.name for content in read if content.last <= limit}
-    begun = {content.segment.path.name for content in read if content.last > limit}
-    return UsedSegments(frozenset(finished | kept), frozenset(begun))
-
-
-def _report(
-    name: str, limit: int, counts: MatchCounts, rows: DayRows, parity: ParityCheck, apart: Quarantine
-) -> DayReport:
-    of_rows = rows.counts
-    return DayReport(
-        day=name,
-        limit=limit,
-        requests=counts.requests,
-        sampled=counts.sampled,
-        items=of_rows.rows,
-        events=of_rows.events,
-        repeated_requests=counts.repeated_requests,
-        repeated_events=counts.repeated_events,
-        unsampled_events=counts.unsampled_events,
-        unused_events=_most_common(of_rows.unused),
-        late_requests=_most_common({day_name(day): count for day, count in counts.late_requests.items()}),
-        late_events=_most_common({day_name(day): count for day, count in counts.late_events.items()}),
-        apart=dict(sorted(apart.counts.items())),
-        apart_because=dict(sorted(apart.examples.items())),
-        capped=of_rows.capped,
-        checked=parity.checked,
-        models=dict(sorted(of_rows.models.items())),
-    )
 
 
 def _most_common(counts: Mapping[str, int]) -> dict[str, int]:

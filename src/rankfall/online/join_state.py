@@ -111,11 +111,6 @@ class UsedSegments:
     finished: frozenset[str] = frozenset()
     begun: frozenset[str] = frozenset()
 
-    def save(self, path: Path) -> None:
-        """Write the names."""
-        content = {"finished": sorted(self.finished), "begun": sorted(self.begun)}
-        write_file(path, json.dumps(content) + "\n")
-
 
 @dataclass(frozen=True)
 class JoinState:
@@ -221,4 +216,5 @@ class JoinDirectory:
 
 def save_used(directory: Path, used: UsedSegments) -> None:
     """Write the names of segments into the directory of a day that is being closed."""
-    used.save(directory / NEXT / _SEGMENTS)
+    content = {"finished": sorted(used.finished), "begun": sorted(used.begun)}
+    write_file(directory / NEXT / _SEGMENTS, json.dumps(content) + "\n")

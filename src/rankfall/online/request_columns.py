@@ -24,6 +24,7 @@ from rankfall.data.sources.rows.row_files import TIME
 from rankfall.encoding import BadValueError, Numbers
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.bundle_files import is_bundle, read_manifest
+from rankfall.serving.request_encoder import RequestError, last_events
 from rankfall.serving.service.bundle_slots import model_name
 from rankfall.serving.service.settings import ITEM_LENGTH
 from rankfall.serving.value_encoders import (
@@ -148,13 +149,17 @@ class BodyColumns:
         lacking: dict[str, list[int]] = {feature: [] for feature in features}
         for place, body in enumerate(parsed):
             events = _mapping(body.get("sequences")).get(name)
-            try:
-                lengths[place], last = _last_events(events, features, length)
-            except BadValueError as error:
-                refused.setdefault(place, f"sequences.{name}: {error}")
+            if events is None:
                 continue
-            for key, (values, left) in last.items():
+            try:
+                found = last_events(events, features, length, features, lambda names: None, f"sequences.{name}", place)
+            except RequestError as error:
+                refused.setdefault(place, str(error))
+                continue
+            lengths[place] = min(length, found[0])
+            for key, left in found[2].items():
                 lacking[key] += [len(flat[key]) + at for at in left]
+            for key, values in zip(features, found[1], strict=True):
                 flat[key] += values
         edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         owners = np.repeat(np.arange(len(parsed)), lengths)
@@ -164,8 +169,8 @@ class BodyColumns:
             values = flat[column.feature]
             if item is not None and column.feature != item and (left := lacking[column.feature]):  # as a service does
                 ids = self._served_items(samples, owners[left], [flat[item][at] for at in left])
-                found = self._item_values(column_of(spec, column.feature, feature), ids)
-                for at, value in zip(left, found, strict=True):
+                of_items = self._item_values(column_of(spec, column.feature, feature), ids)
+                for at, value in zip(left, of_items, strict=True):
                     values[at] = value
             rule = "sequences", name, "features", column.feature
             inner: Any = column.kind.inner if isinstance(column.kind, pl.List) else self._kind_of(samples, [rule])
@@ -200,39 +205,6 @@ def _given(body: Mapping[str, Any], fields: Sequence[tuple[str, str]]) -> Any:
         if value is not None:
             return value
     return None
-
-
-def _last_events(
-    events: Any, features: Sequence[str], length: int
-) -> tuple[int, dict[str, tuple[list[Any], list[int]]]]:
-    """Return the number of the last events, their values by feature, and which of them leave a feature out.
-
-    Raises:
-        BadValueError: If they are no events.
-    """
-    if events is None:
-        return 0, {feature: ([], []) for feature in features}
-    if isinstance(events, Mapping):  # columns
-        sizes = {len(values) if isinstance(values, list) else -1 for values in events.values()}
-        if len(sizes) > 1 or -1 in sizes:
-            raise bad_value(0, events, "lists of one length")
-        kept = min(sizes.pop() if sizes else 0, length)
-        return kept, {
-            feature: (events[feature][len(events[feature]) - kept :], [])
-            if feature in events
-            else ([None] * kept, list(range(kept)))
-            for feature in features
-        }
-    if not isinstance(events, list) or not all(isinstance(event, Mapping) for event in events):
-        raise bad_value(0, events, "a list of events")
-    last = events[-length:]
-    return len(last), {
-        feature: (
-            [event.get(feature) for event in last],
-            [at for at, event in enumerate(last) if feature not in event],
-        )
-        for feature in features
-    }
 
 
 # --- values -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rankfall.encoding import NOWHERE, UNSEEN, BadValueError, NumberedIds, TimeP
 from rankfall.serving.value_encoders import INTEGER_TEXT, Encoders, Times, bad_value, field_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     Request = Mapping[str, Any]
     Rows = NDArray[np.int64]  # positions of items in the table of a bundle
+    Events = tuple[int, list[list[Any]], dict[str, list[int]]]  # see last_events
 
 KEYS = ("time", "user", "context", "sequences")
 GROUPS = ("user", "context")
@@ -248,48 +249,68 @@ class _Sequence:
         event = position - starts[request] + lengths[request] - kept[request]
         return f"sequences.{self._name}[{event}]", request
 
-    def _columns(self, events: Any, where: str, place: int) -> tuple[int, list[list[Any]], dict[str, list[int]]]:
-        """Return the number of events, the values of each feature of the last ones, and which of these are left out.
+    def _columns(self, events: Any, where: str, place: int) -> Events:
+        def check(names: Any) -> None:
+            _check_keys(names, self._encoders.names, self._ignored, where, place, "events")
 
-        A value that is left out may be filled with that of the item. A value that is None is missing.
-        """
-        if isinstance(events, Mapping):
-            return self._given_columns(events, where, place)
-        if not isinstance(events, list | tuple):
-            raise _wrong(where, events, "a list of events", place)
-        last = events[-self._max_length :]
-        if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
-            try:  # the usual case: all features and no other key
-                return len(events), [list(map(get, last)) for get in self._getters], {}
-            except KeyError:
-                pass
-        if not all(isinstance(event, Mapping) for event in last):
-            at = next(i for i, event in enumerate(last) if not isinstance(event, Mapping))
-            raise _wrong(f"{where}[{len(events) - len(last) + at}]", last[at], "an event with features by name", place)
-        keys: set[str] = set().union(*last)
-        _check_keys(dict.fromkeys(keys), self._encoders.names, self._ignored, where, place, "events")
-        values = [[event.get(feature) for event in last] for feature in self._encoders.names]
-        lacking = {name: [at for at, event in enumerate(last) if name not in event] for name in self._filled}
-        return len(events), values, {name: positions for name, positions in lacking.items() if positions}
+        if type(events) is list:  # the usual case: all features and no other key
+            last = events[-self._max_length :]
+            if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
+                try:
+                    return len(events), [list(map(get, last)) for get in self._getters], {}
+                except KeyError:
+                    pass
+        return last_events(events, self._encoders.names, self._max_length, self._filled, check, where, place)
 
-    def _given_columns(
-        self, columns: Mapping[str, Any], where: str, place: int
-    ) -> tuple[int, list[list[Any]], dict[str, list[int]]]:
-        _check_keys(columns, self._encoders.names, self._ignored, where, place, "events")
+
+def last_events(
+    events: Any,
+    names: Collection[str],
+    most: int,
+    filled: Collection[str],
+    check: Callable[[Mapping[str, Any]], object],
+    where: str,
+    place: int,
+) -> Events:
+    """Return the number of events, the values of each feature of the last ones, and which of these are left out.
+
+    A value that is left out may be filled with that of the item. A value that is None is missing.
+
+    Args:
+        events: A list of events, or their columns.
+        names: The features to return.
+        most: The largest number of events to return.
+        filled: The features of which those that events leave out are returned.
+        check: Receives all names of features that the events have.
+        where: The place of the events in messages.
+        place: The index of the request.
+
+    Raises:
+        RequestError: If they are no events.
+    """
+    if isinstance(events, Mapping):
+        check(events)
         lengths = set()
-        for feature, values in columns.items():
+        for feature, values in events.items():
             if not isinstance(values, list | tuple | np.ndarray):
                 raise _wrong(f"{where}.{feature}", values, "a list with a value for each event", place)
             lengths.add(len(values))
         if len(lengths) > 1:
             raise RequestError(f"{where}: found columns of {sorted(lengths)} events, expected one length", place)
         length = lengths.pop() if lengths else 0
-        kept = min(length, self._max_length)
-        found = [
-            _last(columns[feature], kept) if feature in columns else [None] * kept for feature in self._encoders.names
-        ]
-        lacking = {name: list(range(kept)) for name in self._filled if name not in columns}
-        return length, found, lacking if kept else {}
+        kept = min(length, most)
+        found = [_last(events[feature], kept) if feature in events else [None] * kept for feature in names]
+        return length, found, {name: list(range(kept)) for name in filled if name not in events} if kept else {}
+    if not isinstance(events, list | tuple):
+        raise _wrong(where, events, "a list of events", place)
+    last = events[-most:]
+    if not all(isinstance(event, Mapping) for event in last):
+        at = next(i for i, event in enumerate(last) if not isinstance(event, Mapping))
+        raise _wrong(f"{where}[{len(events) - len(last) + at}]", last[at], "an event with features by name", place)
+    check(dict.fromkeys(set[str]().union(*last)))
+    lacking = {name: [at for at, event in enumerate(last) if name not in event] for name in filled}
+    values = [[event.get(feature) for event in last] for feature in names]
+    return len(events), values, {name: positions for name, positions in lacking.items() if positions}
 
 
 def _with_unseen(rules: Mapping[str, Rule]) -> list[str]:

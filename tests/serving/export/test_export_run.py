@@ -38,7 +38,7 @@ from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.models import DIN
 from rankfall.serving import Bundle
 from rankfall.serving.bundle_files import read_file
-from rankfall.serving.export.export_run import export_run, recall_notes
+from rankfall.serving.export.export_run import ExportOptions, export_run, recall_notes
 from rankfall.serving.export.item_table import ItemTable, load_items
 from rankfall.serving.export.measure_bundle import check_features, sample_requests
 from rankfall.serving.export.onnx_graphs import (
@@ -543,7 +543,7 @@ def test_a_first_stage_that_is_no_two_tower_scores_everything(
     model = {"kind": "mlp", "hidden": [8], "dim": 4, "only": MLP_SEES}
     data = {"path": str(rows_log.path), "train": "2024-01-01..2024-02-20", "valid": "2024-03-01..2024-03-10"}
     path = trained(rows_log.path, tmp_path / "run", [{"name": "only", "quota": 5, "model": model}], data=data)
-    exported = export_run(path, tmp_path / "bundle", examples=40)
+    exported = export_run(path, tmp_path / "bundle", ExportOptions(examples=40))
     assert exported.notes == [
         "only is not a two-tower model, so without a list of candidates it scores all 40 items for every request"
     ]
@@ -605,7 +605,7 @@ def test_a_run_is_exported_with_a_log_that_has_grown(tmp_path: Path) -> None:
     model = {"kind": "mlp", "hidden": [8], "dim": 4}
     data = {"path": str(before.path), "train": "2024-01-01..2024-02-20", "valid": "2024-03-01..2024-03-20"}
     path = trained(before.path, tmp_path / "run", [{"name": "only", "quota": 5, "model": model}], data=data)
-    exported = export_run(path, tmp_path / "bundle", data=after.path, examples=64)
+    exported = export_run(path, tmp_path / "bundle", ExportOptions(examples=64), data=after.path)
     assert "8 items have a value of item.sku that the model has no row for; it counts as unseen" in exported.notes
     bundle = Bundle.load(tmp_path / "bundle")
     strangers = [one for one in bundle.examples() if one["request"]["user"]["user"] == {"id": 1}]
@@ -662,14 +662,14 @@ def test_nothing_is_left_of_an_export_that_failed(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ValueError, match="another score"):
             export_run(platform_run(), tmp_path / "bundle")
         assert list(tmp_path.iterdir()) == []
-    export_run(platform_run(), tmp_path / "bundle", examples=0)
+    export_run(platform_run(), tmp_path / "bundle", ExportOptions(examples=0))
     before = (tmp_path / "bundle/manifest.json").read_bytes()
     assert Bundle.load(tmp_path / "bundle").examples() == []
     Bundle.load(tmp_path / "bundle").check()
     with monkeypatch.context() as patch:
         patch.setattr(writing, "check", differs)
         with pytest.raises(ValueError, match="another score"):
-            export_run(platform_run(), tmp_path / "bundle", force=True)
+            export_run(platform_run(), tmp_path / "bundle", ExportOptions(force=True))
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
     assert (tmp_path / "bundle/manifest.json").read_bytes() == before
 
@@ -685,7 +685,7 @@ def test_requests_are_read_as_the_log_was_with_or_without_examples(
 
     monkeypatch.setattr(running, "sample_requests", an_hour_later)
     with pytest.raises(DifferenceError, match=r"context\.\w+: requests are encoded differently than the log"):
-        export_run(platform_run(), tmp_path / "bundle", examples=0)
+        export_run(platform_run(), tmp_path / "bundle", ExportOptions(examples=0))
 
 
 def test_a_file_is_cut_off_only_if_it_is_shorter(tmp_path: Path) -> None:
@@ -753,9 +753,9 @@ def test_runs_that_cannot_be_exported(tmp_path: Path) -> None:
         export_run(broken, tmp_path / "out")
     other = simulate_log(Simulation(preset="tiny", days=3, requests_per_day=20, seed=4), tmp_path / "other")
     with pytest.raises(ValueError, match="is not encoded like the log that the model was trained on"):
-        export_run(platform_run(), tmp_path / "out", items=other.path)
+        export_run(platform_run(), tmp_path / "out", ExportOptions(items=other.path))
     with pytest.raises(ValueError, match="is not encoded like the log that the model was trained on"):
-        export_run(platform_run(), tmp_path / "out", items=other.path / "items.arrow")
+        export_run(platform_run(), tmp_path / "out", ExportOptions(items=other.path / "items.arrow"))
     log = liked_log(tmp_path / "log")
     train(validate_cascade(content(log, training={"epochs": 1})), tmp_path / "liked")
     with pytest.raises(ValueError, match=r"item\.price depends on the request"):

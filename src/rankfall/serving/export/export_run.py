@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -76,18 +76,48 @@ class Trained:
     metrics: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What a bundle holds, and what is required of it.
+
+    Attributes:
+        items: A prepared log or a file of items; by default the log of the run.
+        known: The items of the log with their features, if they are not the newest ones.
+        stage: Export only this stage.
+        quotas: Number of items that stages keep in the bundle; by default that of the run.
+        recall: Share of the best items that the index of the first stage must find.
+        examples: The number of requests of the log that the bundle keeps.
+        display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
+            default a few categorical features.
+        force: Replace a bundle at the same place.
+    """
+
+    items: Path | None = None
+    known: pa.Table | None = None
+    stage: str | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    recall: float = 0.99
+    examples: int = 16
+    display: Sequence[str] | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no bundle can have."""
+        if not 0 < self.recall <= 1:
+            raise ValueError(f"recall: found {self.recall:g}, expected more than 0 and at most 1")
+        if self.examples < 0:
+            raise ValueError(f"examples: found {self.examples}, expected 0 or more")
+
+
+_DEFAULTS = ExportOptions()
+
+
 def export_run(
     run: Path,
     out: Path,
+    options: ExportOptions = _DEFAULTS,
     *,
-    items: Path | None = None,
     data: Path | None = None,
-    stage: str | None = None,
-    quotas: Mapping[str, int] | None = None,
-    recall: float = 0.99,
-    examples: int = 16,
-    display: Sequence[str] | None = None,
-    force: bool = False,
     trust: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
@@ -96,16 +126,9 @@ def export_run(
     Args:
         run: The run directory.
         out: The directory of the bundle.
-        items: A prepared log or a file of items; by default the log of the run.
+        options: What the bundle holds.
         data: The current path of the log of the run, if it was moved. Its test days, or its validation days if there
             are none, provide the requests that the bundle is checked on.
-        stage: Export only this stage.
-        quotas: Number of items that stages keep in the bundle; by default that of the run.
-        recall: Share of the best items that the index of the first stage must find.
-        examples: The number of these requests that the bundle keeps.
-        display: Attributes of items that are shown to people: columns of the file of items, or features of items; by
-            default a few categorical features.
-        force: Replace a bundle at `out`.
         trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
         on_step: Receives the current step, the number of its finished units and their total.
 
@@ -120,18 +143,7 @@ def export_run(
         checkpoint = run / CHECKPOINTS / "best.safetensors"
         verify_run(run, f"{CHECKPOINTS}/{checkpoint.name}")
         trained = Trained(run, config, checkpoint, log, days, _metrics(run))
-        exported = export_trained(
-            trained,
-            out,
-            items=items,
-            stage=stage,
-            quotas=quotas,
-            recall=recall,
-            examples=examples,
-            display=display,
-            force=force,
-            on_step=on_step,
-        )
+        exported = export_trained(trained, out, options, on_step=on_step)
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
     return exported
@@ -140,74 +152,65 @@ def export_run(
 def export_trained(
     trained: Trained,
     out: Path,
+    options: ExportOptions = _DEFAULTS,
     *,
-    items: Path | None = None,
-    known: pa.Table | None = None,
-    stage: str | None = None,
-    quotas: Mapping[str, int] | None = None,
-    recall: float = 0.99,
-    examples: int = 16,
-    display: Sequence[str] | None = None,
-    force: bool = False,
     on_step: OnStep = lambda step, done, total: None,
 ) -> Exported:
-    """Write a checkpoint as a bundle, with the arguments of :func:`export_run`.
-
-    `known` has the items of the log with their features, if they are not the newest ones.
-    """
-    if not 0 < recall <= 1:
-        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
-    if examples < 0:
-        raise ValueError(f"examples: found {examples}, expected 0 or more")
+    """Write a checkpoint as a bundle, with the arguments of :func:`export_run`."""
     with own_code(trained.config):
-        return _export(trained, out, items, known, stage, quotas or {}, recall, examples, display, force, on_step)
-
-
-def _export(
-    trained: Trained,
-    out: Path,
-    items: Path | None,
-    known: pa.Table | None,
-    stage: str | None,
-    quotas: Mapping[str, int],
-    recall: float,
-    examples: int,
-    display: Sequence[str] | None,
-    force: bool,
-    on_step: OnStep,
-) -> Exported:
-    log = trained.log
-    on_step("reading the checkpoint", 0, None)
-    stages = with_quotas(_stages(trained.checkpoint, stage), quotas)
-    inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(one)))
-    notes = _check_logs(trained.run, inputs, [log, *_log_of(items)])
-    features = described(stages[0]).features
-    of_items = [name for name in inputs if name.startswith("item.")]
-    of_requests = [name for name in inputs if not name.startswith("item.")]
-    table = load_items(items, log, features, of_items, known=known, display=display)
-    on_step("reading impressions", 0, None)
-    sample, logged = sample_requests(
-        log,
-        trained.days,
-        table,
-        features,
-        of_requests,
-        count=QUERIES,
-        k=stages[-1].quota,
-        relevant=trained.config.relevant,
-    )
-    notes += [*table.notes, *check_features(logged, table, per_request=log.per_request)]
-    encoding = Encoding.of_log(log)
-    try:
-        rules = request_rules(encoding, features, of_requests)
-    except ValueError as error:
-        raise ValueError(f"{log.path}: {error}") from None
-    vocabularies = request_vocabularies(encoding, rules)
-    run = _run_figure(trained, stages, sample)
-    about = _provenance(trained) | ({"run_quotas": _run_quotas(trained.config)} if quotas else {})
-    source = BundleSource(stages, table, rules, vocabularies, sample, about, run, _components(trained))
-    notes += _slow_search_notes(stages, len(table))
-    manifest = write_bundle(source, out, recall=recall, examples=examples, force=force, on_step=on_step)
+        log = trained.log
+        on_step("reading the checkpoint", 0, None)
+        stages = with_quotas(_stages(trained.checkpoint, options.stage), options.quotas)
+        inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(one)))
+        notes = _check_logs(trained.run, inputs, [log, *_log_of(options.items)])
+        features = described(stages[0]).features
+        of_items = [name for name in inputs if name.startswith("item.")]
+        of_requests = [name for name in inputs if not name.startswith("item.")]
+        table = load_items(options.items, log, features, of_items, known=options.known, display=options.display)
+        on_step("reading impressions", 0, None)
+        sample, logged = sample_requests(
+            log,
+            trained.days,
+            table,
+            features,
+            of_requests,
+            count=QUERIES,
+            k=stages[-1].quota,
+            relevant=trained.config.relevant,
+        )
+        notes += [*table.notes, *check_features(logged, table, per_request=log.per_request)]
+        encoding = Encoding.of_log(log)
+        try:
+            rules = request_rules(encoding, features, of_requests)
+        except ValueError as error:
+            raise ValueError(f"{log.path}: {error}") from None
+        about = {
+            "run": trained.run.resolve().name,
+            "checkpoint": checksum(trained.checkpoint),
+            "log": log.checksum,
+            "objective": portable_name(trained.config.objective.name),
+            "metrics": dict(trained.metrics),
+        }
+        if options.quotas:
+            about["run_quotas"] = {stage.name: stage.quota for stage in trained.config.stages}
+        source = BundleSource(
+            stages,
+            table,
+            rules,
+            request_vocabularies(encoding, rules),
+            sample,
+            about,
+            _run_figure(trained, stages, sample),
+            _components(trained),
+        )
+        if not has_index(stages[0], 0):
+            notes.append(
+                f"{stages[0].name} is not a two-tower model, so without a list of candidates it scores all "
+                f"{len(table):,} items for every request"
+            )
+        manifest = write_bundle(
+            source, out, recall=options.recall, examples=options.examples, force=options.force, on_step=on_step
+        )
     return Exported(manifest, notes + recall_notes(manifest["stages"][0]))
 
 
@@ -313,32 +316,9 @@ def _metrics(run: Path) -> dict[str, Any]:
     return {name: read_json(run / file) for name, file in files if (run / file).is_file()}
 
 
-def _provenance(trained: Trained) -> dict[str, Any]:
-    return {
-        "run": trained.run.resolve().name,
-        "checkpoint": checksum(trained.checkpoint),
-        "log": trained.log.checksum,
-        "objective": portable_name(trained.config.objective.name),
-        "metrics": dict(trained.metrics),
-    }
-
-
-def _run_quotas(config: CascadeConfig) -> dict[str, int]:
-    return {stage.name: stage.quota for stage in config.stages}
-
-
 def recall_notes(stage: Mapping[str, Any]) -> list[str]:
     """Return a note if the recall of an index was measured on few requests."""
     index = stage.get("index", {"kind": "exact"})
     if index["kind"] == "exact" or index["queries"] >= FEW_QUERIES:
         return []
     return [f"the recall of {stage['name']} was measured on {index['queries']} requests only"]
-
-
-def _slow_search_notes(stages: Sequence[Stage], count: int) -> list[str]:
-    if has_index(stages[0], 0):
-        return []
-    return [
-        f"{stages[0].name} is not a two-tower model, so without a list of candidates it scores all {count:,} items for "
-        "every request"
-    ]

@@ -22,11 +22,13 @@ from rankfall.encoding import (
     NOWHERE,
     UNSEEN,
     BadValueError,
+    Buckets,
     Lookup,
     NumberedIds,
     Numbers,
     VocabularyIds,
     plain_values,
+    rule_from_json,
 )
 from rankfall.serving.bundle_files import DISPLAY, numbers
 from rankfall.serving.request_encoder import MASK
@@ -348,7 +350,38 @@ def raw_requests(
     sample: RequestSample, rules: Rules, vocabularies: Mapping[str, pa.Array], count: int
 ) -> list[dict[str, Any]]:
     """Return the first `count` requests; an id whose value cannot be recovered is given as ``{"id": 7}``."""
-    return [_request(sample, place, rules, vocabularies) for place in range(min(count, len(sample.requests)))]
+    lookups = {table: Lookup(values) for table, values in vocabularies.items()}
+
+    def parsed(features: Mapping[str, Any]) -> dict[str, Rule]:
+        return {name: rule_from_json(rule, lookups) for name, rule in features.items()}
+
+    groups = {
+        group: parsed({name: rule for name, rule in rules[group].items() if not rule.get("of_request")})
+        for group in ("user", "context")  # what is derived from the time follows from it
+    }
+    sequences = {name: parsed(rule["features"]) for name, rule in rules["sequences"].items()}
+    arrays, requests = sample.requests.arrays, []
+    for place in range(min(count, len(sample.requests))):
+        request: dict[str, Any] = {}
+        if rules["time"] is not None:
+            moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
+            request["time"] = moment.isoformat(timespec="milliseconds")
+        for group, features in groups.items():
+            if features:
+                request[group] = {
+                    name: raw_value(rule, arrays[f"{group}.{name}"][place]) for name, rule in features.items()
+                }
+        for name, features in sequences.items():
+            length = int(arrays[f"sequence.{name}.{MASK}"][place].sum())
+            request.setdefault("sequences", {})[name] = [
+                {
+                    feature: raw_value(rule, arrays[f"sequence.{name}.{feature}"][place, event])
+                    for feature, rule in features.items()
+                }
+                for event in range(length)
+            ]
+        requests.append(request)
+    return requests
 
 
 def known_reactions(reactions: Reactions | None, count: int) -> list[dict[str, Any]]:
@@ -373,60 +406,20 @@ def known_reactions(reactions: Reactions | None, count: int) -> list[dict[str, A
     return known
 
 
-def _request(sample: RequestSample, place: int, rules: Rules, vocabularies: Mapping[str, pa.Array]) -> dict[str, Any]:
-    arrays = sample.requests.arrays
-    request: dict[str, Any] = {}
-    if rules["time"] is not None:
-        moment = datetime.fromtimestamp(int(sample.times[place]) / 1000, UTC)
-        request["time"] = moment.isoformat(timespec="milliseconds")
-    for group in ("user", "context"):
-        values = {
-            name: raw_value(rule, arrays[f"{group}.{name}"][place], vocabularies)
-            for name, rule in rules[group].items()
-            if not rule.get("of_request")  # follows from the time
-        }
-        if values:
-            request[group] = values
-    for name, rule in rules["sequences"].items():
-        length = int(arrays[f"sequence.{name}.{MASK}"][place].sum())
-        request.setdefault("sequences", {})[name] = [
-            {
-                feature: raw_value(of, arrays[f"sequence.{name}.{feature}"][place, event], vocabularies)
-                for feature, of in rule["features"].items()
-            }
-            for event in range(length)
-        ]
-    return request
-
-
-def raw_value(rule: Mapping[str, Any], value: Any, vocabularies: Mapping[str, pa.Array]) -> Any:
+def raw_value(rule: Rule, value: Any) -> Any:
     """Return a value that is encoded as an id or number."""
-    if rule["kind"] == "dense" and rule["edges"] is None:
-        numbers = np.asarray(value, np.float64)
-        return _raw_or_missing(rule, numbers) if rule.get("indicator") else _raw_number(rule, numbers)
+    if isinstance(rule, Numbers):
+        numbers, missing = np.atleast_1d(np.asarray(value, np.float64)), np.zeros(rule.size)
+        if rule.indicator:
+            numbers, missing = np.split(numbers, 2)
+        raw = _raw_numbers(rule, numbers).tolist()
+        values = [None if is_missing else number for number, is_missing in zip(raw, missing > 0, strict=True)]
+        return values[0] if rule.size == 1 else values
     number = int(value)
     if number == MISSING:
-        return {"id": MISSING} if rule["kind"] == "dense" and not rule.get("indicator") else None
-    if number >= FIRST_KNOWN and rule["kind"] == "categorical":
-        if rule["ids"] == "numbers":
-            return number - FIRST_KNOWN
-        if rule["ids"] == "vocabulary":
-            return vocabularies[rule["vocabulary"]][number - FIRST_KNOWN].as_py()
+        return {"id": MISSING} if isinstance(rule, Buckets) and not rule.numbers.indicator else None
+    if number >= FIRST_KNOWN and isinstance(rule, NumberedIds):
+        return number - FIRST_KNOWN
+    if number >= FIRST_KNOWN and isinstance(rule, VocabularyIds):
+        return rule.known.values[number - FIRST_KNOWN].as_py()
     return {"id": number}
-
-
-def _raw_or_missing(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
-    """Return numbers without their indicators, None for missing ones."""
-    numbers, missing = np.split(value, 2)
-    raw = _raw_number(rule, numbers)
-    values = [None if is_missing else number for number, is_missing in zip(raw, missing > 0, strict=True)]
-    return values[0] if rule["size"] == 1 else values
-
-
-def _raw_number(rule: Mapping[str, Any], value: NDArray[np.float64]) -> Any:
-    if rule["mean"] is not None:
-        scaled = value * np.array(rule["deviation"]) + np.array(rule["mean"])
-        value = scaled if value.ndim else scaled[0]
-    if rule["log1p"]:
-        value = np.copysign(np.expm1(np.abs(value)), value)
-    return value.tolist()

@@ -417,7 +417,7 @@ def write_index(
         quota: The number of items to find per request.
         recall: The share of the `quota` best items that must be found.
         exact_below: The number of items below which the index is exact.
-        on_items: Receives the number of items that were added.
+        on_items: Receives the number of items that were added so far.
 
     Raises:
         ValueError: The index does not reach the recall.
@@ -426,9 +426,9 @@ def write_index(
     quota = min(quota, count)
     if count < exact_below or recall >= 1:
         index = faiss.IndexFlatIP(size)
-        for _, block in _blocks(vectors):
+        for start, block in _blocks(vectors):
             index.add(block)
-            on_items(len(block))
+            on_items(start + len(block))
         about: dict[str, Any] = {"kind": "exact", "size": size, "recall": 1.0}
     else:
         index, lists = _lists(vectors, on_items)
@@ -463,9 +463,9 @@ def _lists(vectors: Vectors, on_items: Callable[[int], None]) -> tuple[Any, int]
     index.cp.seed, index.cp.max_points_per_centroid = _SEED, _SAMPLE
     sample = np.random.default_rng(_SEED).choice(count, min(count, _SAMPLE * lists), replace=False)
     index.train(_longer(np.asarray(vectors[np.sort(sample)]), longest))
-    for _, block in _blocks(vectors):
+    for start, block in _blocks(vectors):
         index.add(_longer(block, longest))
-        on_items(len(block))
+        on_items(start + len(block))
     index.make_direct_map()
     return index, lists
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import faiss
@@ -116,7 +117,7 @@ def check(
         requests: The requests.
         vectors: The vectors of the items if the first stage has an index.
         open_requests: The number of requests that are also answered for all items.
-        on_requests: Receives the number of requests that were compared.
+        on_requests: Receives the number of requests that were compared so far.
 
     Raises:
         DifferenceError: Scores or kept items differ by more than the tolerance.
@@ -130,7 +131,7 @@ def check(
         first = part.take(range(min(len(part), max(0, open_requests - start))))
         if len(first):
             _compare_open(bundle, models, first, vectors, agreement)
-        on_requests(len(part))
+        on_requests(start + len(part))
     if not agreement.scores:
         raise DifferenceError("items: none of those of the log's impressions is among them, so nothing can be compared")
     return asdict(agreement)
@@ -378,7 +379,7 @@ class _Writer:
         source = self._source
         requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
         self._check_requests(bundle, requests)
-        measured = measure_bundle(bundle, source.sample, source.run, self._on_measured)
+        measured = measure_bundle(bundle, source.sample, source.run, partial(self._on_step, "measuring recall"))
         manifest["measured"] = None if measured is None else measured.to_json()
         kept = requests[:examples]
         known = known_reactions(source.sample.reactions, len(kept))
@@ -389,9 +390,6 @@ class _Writer:
         write_file(self._directory / EXAMPLES, json.dumps(answered, indent=1) + "\n")
         self._put(manifest)
         Bundle.load(self._directory).check()
-
-    def _on_measured(self, done: int, total: int) -> None:
-        self._on_step("measuring recall", done, total)
 
     def _put(self, manifest: dict[str, Any]) -> None:
         delete(self._directory / MANIFEST, missing_ok=True)
@@ -422,14 +420,15 @@ class _Writer:
     ) -> dict[str, Any]:
         self._vectors = self._item_vectors(stage, model)
         queries = user_vectors(model, self._requests(QUERIES).arrays)
-        count, done = len(self._vectors), 0
-
-        def on_items(more: int) -> None:
-            nonlocal done
-            self._on_step(f"{stage.name}: index", done := done + more, count)
-
+        count = len(self._vectors)
         return write_index(
-            self._vectors, queries, directory, quota=stage.quota, recall=recall, on_items=on_items, **options
+            self._vectors,
+            queries,
+            directory,
+            quota=stage.quota,
+            recall=recall,
+            on_items=lambda done: self._on_step(f"{stage.name}: index", done, count),
+            **options,
         )
 
     @property
@@ -479,12 +478,6 @@ class _Writer:
         source = self._source
         requests = self._requests(CHECKED)
         few = max(1, _OPEN_SCORED // len(source.items))
-        done = 0
-
-        def on_requests(more: int) -> None:
-            nonlocal done
-            self._on_step("comparing with PyTorch", done := done + more, len(requests))
-
         return check(
             bundle,
             source.stages,
@@ -492,7 +485,7 @@ class _Writer:
             requests,
             vectors=self._vectors,
             open_requests=min(_OPEN, len(requests), few if self._vectors is None else _OPEN),
-            on_requests=on_requests,
+            on_requests=lambda done: self._on_step("comparing with PyTorch", done, len(requests)),
         )
 
     def _check_requests(self, bundle: Bundle, requests: Sequence[Mapping[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ _HOST = re.compile(r"([\w.~%!$&'()*+,;=-]+|\[[\da-f:.]+\])(:\d*)?", re.IGNORECAS
 _LOCAL_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d*)?", re.IGNORECASE | re.ASCII)
 
 
+@dataclass(eq=False, slots=True)
 class ResponseRecorder:
     """Counts requests in the metrics and completes the headers of responses.
 
@@ -53,13 +55,10 @@ class ResponseRecorder:
         paths: Paths of all routes; requests to any other path are counted as ``other``.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, metrics: ServiceMetrics, shutdown: ShutdownSignal, paths: frozenset[str]
-    ) -> None:
-        self.app = app
-        self._metrics = metrics
-        self._shutdown = shutdown
-        self._paths = paths
+    app: ASGIApp
+    metrics: ServiceMetrics
+    shutdown: ShutdownSignal
+    paths: frozenset[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -75,7 +74,7 @@ class ResponseRecorder:
                 started = True
                 self._record(scope, message["status"], start)
                 headers = [*message["headers"], *_RAW_COMMON]
-                if self._shutdown.received and _RAW_CLOSE not in headers:
+                if self.shutdown.received and _RAW_CLOSE not in headers:
                     headers.append(_RAW_CLOSE)
                 message["headers"] = headers  # not in place: a response that is sent repeatedly owns the list
             await send(message)
@@ -88,10 +87,11 @@ class ResponseRecorder:
             raise
 
     def _record(self, scope: Scope, status: int, start: float) -> None:
-        is_known = scope["path"] in self._paths and status != 405
-        self._metrics.record_request(scope["path"] if is_known else "other", status, perf_counter() - start)
+        is_known = scope["path"] in self.paths and status != 405
+        self.metrics.record_request(scope["path"] if is_known else "other", status, perf_counter() - start)
 
 
+@dataclass(eq=False, slots=True)
 class HostCheck:
     """Refuses requests without one valid Host header, as RFC 9112 requires, and foreign names if the service is local.
 
@@ -103,9 +103,8 @@ class HostCheck:
         local: Whether to accept local names only.
     """
 
-    def __init__(self, app: ASGIApp, *, local: bool) -> None:
-        self.app = app
-        self._local = local
+    app: ASGIApp
+    local: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request."""
@@ -121,7 +120,7 @@ class HostCheck:
             return ApiError(400, f"host: found {found}, expected one", "host", CLOSE)
         if not _HOST.fullmatch(hosts[0]):
             return ApiError(400, f"host: found {shown(hosts[0])}, expected a name or address", "host", CLOSE)
-        if self._local and not _LOCAL_HOST.fullmatch(hosts[0]):
+        if self.local and not _LOCAL_HOST.fullmatch(hosts[0]):
             message = f"host: found {hosts[0][:60]}, expected localhost or 127.0.0.1, where the service listens"
             return ApiError(403, message, "host")
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -17,7 +16,7 @@ from rankfall.serving.service import settings as limits
 from rankfall.serving.value_encoders import field_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from starlette.requests import Request
 
@@ -27,8 +26,6 @@ T = TypeVar("T")
 JSON = "application/json"
 RETRY_AFTER = {"retry-after": "1"}
 CLOSE = {"connection": "close"}
-ID_PATTERN = rf"^[^\x00-\x1f\x7f-\x9f]{{1,{limits.ID_LENGTH}}}$"  # as in JSON schemas
-_ID = re.compile(ID_PATTERN.strip("^$"))
 
 
 # --- errors -------------------------------------------------------------------------------------------------------
@@ -207,21 +204,13 @@ class BodyReader:
             raise ApiError(503, "bodies: too many are being received; try again", headers=RETRY_AFTER, reason="bodies")
 
 
-def check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str = "body") -> None:
+def check_keys(content: dict[str, Any], allowed: Collection[str], where: str = "body") -> None:
     """Refuse an object with a key that is not allowed."""
     for key in content:
         if key not in allowed:
             field = field_of(where, key).removeprefix("body.")
             hint = did_you_mean(key, allowed)
             raise ApiError(422, f"{field}: found {shown(key)}{hint}; allowed are {', '.join(allowed)}", field)
-
-
-def checked_id(given: Any, field: str) -> str:
-    """Return an id that a client gave to a request or an event; refuse anything but short text."""
-    if not isinstance(given, str) or not _ID.fullmatch(given):
-        expected = f"text of 1 to {limits.ID_LENGTH} characters, none of which is a control character"
-        raise invalid_value(field, given, expected)
-    return given
 
 
 _ESCAPED_COLONS = (b"\\u003a", b"\\u003A")

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 from starlette.responses import Response
 
-from rankfall.serving.service import service_recording as service_metrics
 from rankfall.serving.service import settings as limits
+from rankfall.serving.service.bodies import BUNDLE, RELOAD
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.http_io import (
     JSON,
@@ -25,10 +25,10 @@ from rankfall.serving.service.http_io import (
     ApiError,
     JsonResponse,
     check_keys,
-    invalid_value,
     parse_json,
 )
 from rankfall.serving.service.openapi import openapi_document
+from rankfall.serving.service.service_recording import MEDIA_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -233,31 +233,24 @@ _PAGE_HEADERS = {
 }
 
 
+@dataclass(eq=False, slots=True)
 class InfoRoutes:
     """Endpoints that describe the service.
 
     Args:
         settings: Options of the service.
         slots: The bundles that are served.
-        metrics: Metrics of the service.
+        service_metrics: Metrics of the service.
         shutdown: Makes ``/ready`` fail once it is received.
         is_working: Returns whether all compute threads are alive.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        slots: BundleSlots,
-        metrics: ServiceMetrics,
-        shutdown: ShutdownSignal,
-        is_working: Callable[[], bool],
-    ) -> None:
-        self._settings = settings
-        self._slots = slots
-        self._metrics = metrics
-        self._shutdown = shutdown
-        self._is_working = is_working
-        self._cache: dict[str, tuple[int, bytes]] = {}  # bodies that are valid until a bundle is replaced
+    settings: Settings
+    slots: BundleSlots
+    service_metrics: ServiceMetrics
+    shutdown: ShutdownSignal
+    is_working: Callable[[], bool]
+    _cache: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # bodies, valid until a bundle is replaced
 
     async def health(self, request: Request) -> Response:
         """Report that the process responds."""
@@ -265,22 +258,22 @@ class InfoRoutes:
 
     async def ready(self, request: Request) -> Response:
         """Report whether the service can rank and is not shutting down."""
-        if self._shutdown.received:
+        if self.shutdown.received:
             raise ApiError(503, "the service is shutting down", headers=RETRY_AFTER)
-        served = self._slots[MAIN]
-        if served is None or not self._is_working():
+        served = self.slots[MAIN]
+        if served is None or not self.is_working():
             raise ApiError(503, "no bundle is loaded yet, or a compute thread has stopped", headers=RETRY_AFTER)
         return JsonResponse({"status": "ready", "model": served.model})
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in the text format of Prometheus."""
-        return Response(self._metrics.render(), media_type=service_metrics.MEDIA_TYPE)
+        return Response(self.service_metrics.render(), media_type=MEDIA_TYPE)
 
     async def model(self, request: Request) -> Response:
         """Describe the bundles that are served."""
 
         def content() -> object:
-            bundles = {slot: self._slots[slot] for slot in SLOTS}
+            bundles = {slot: self.slots[slot] for slot in SLOTS}
             return {"bundles": {slot: served and served.describe() for slot, served in bundles.items()}}
 
         return Response(self._cached("model", lambda: orjson.dumps(content())), media_type=JSON)
@@ -288,9 +281,9 @@ class InfoRoutes:
     async def examples(self, request: Request) -> Response:
         """Return the example requests of a bundle."""
         slot = request.query_params.get("bundle", MAIN)
-        served = self._slots[slot] if slot in SLOTS else None
+        served = self.slots[slot] if slot in SLOTS else None
         if served is None:
-            loaded = " or ".join(self._slots.models())
+            loaded = " or ".join(self.slots.models())
             raise ApiError(422, f"bundle: found {slot[:60]!r}, expected {loaded}", "bundle")
         examples = served.bundle.examples()
         known = [{key: example.get(key) for key in ("relevant", "feedback")} for example in examples]
@@ -298,16 +291,16 @@ class InfoRoutes:
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document, whose request schema is that of the bundles that are served."""
-        body = self._cached("openapi", lambda: orjson.dumps(openapi_document(self._settings, self._slots)))
+        body = self._cached("openapi", lambda: orjson.dumps(openapi_document(self.settings, self.slots)))
         return Response(body, media_type=JSON)
 
     async def docs(self, request: Request) -> Response:
         """Return the OpenAPI document as an HTML page."""
 
         def content() -> str:
-            served = self._slots[MAIN]
-            example = None if served is None else docs_example(served, real=self._settings.page)
-            return docs_page(openapi_document(self._settings, self._slots), example)
+            served = self.slots[MAIN]
+            example = None if served is None else docs_example(served, real=self.settings.page)
+            return docs_page(openapi_document(self.settings, self.slots), example)
 
         page = self._cached("docs", lambda: content().encode())
         # Only the first occurrence: texts of the bundle, which come later, may contain the placeholder, too.
@@ -316,7 +309,7 @@ class InfoRoutes:
 
     def _cached(self, name: str, render: Callable[[], bytes]) -> bytes:
         """Return the body of that name, which is rendered again after a bundle was replaced."""
-        version = self._slots.version
+        version = self.slots.version
         cached = self._cache.get(name)
         if cached is None or cached[0] != version:
             cached = self._cache[name] = version, render()
@@ -350,6 +343,7 @@ def _file_response(file: Path) -> Response:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class AdminRoutes:
     """Endpoints that require the token.
 
@@ -359,38 +353,33 @@ class AdminRoutes:
         bodies: Reads the request bodies.
     """
 
-    def __init__(self, token: str | None, reloader: BundleReloader, bodies: BodyReader) -> None:
-        self._token = token
-        self._reloader = reloader
-        self._bodies = bodies
+    token: str | None
+    reloader: BundleReloader
+    bodies: BodyReader
 
     async def reload(self, request: Request) -> Response:
         """Load a bundle into a slot."""
         self._check_token(request)
-        body = await self._bodies.read(request)
+        body = await self.bodies.read(request)
         if len(body) > limits.LARGE_BODY_BYTES:
             message = f"body: found {len(body):,} bytes, expected at most {limits.LARGE_BODY_BYTES:,}"
             raise ApiError(413, message, reason="large body")
         content = parse_json(body, max_names=limits.max_names(limits.LARGE_BODY_BYTES))
-        check_keys(content, ("path", "bundle"))
-        path, slot = content.get("path"), content.get("bundle", MAIN)
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise invalid_value("path", path, "the path of a bundle")
-        if slot not in SLOTS:
-            raise invalid_value("bundle", slot, " or ".join(SLOTS))
+        check_keys(content, RELOAD)
+        path, slot = RELOAD["path"].read(content, "path"), BUNDLE.read(content, "bundle", default=MAIN)
         try:
-            model, before = await self._reloader.reload(slot, Path(path))
+            model, before = await self.reloader.reload(slot, Path(path))
         except (ValueError, OSError) as error:
             raise ApiError(409, str(error), "path") from None
         return JsonResponse({"model": model, "before": before})
 
     def _check_token(self, request: Request) -> None:
-        if self._token is None:
+        if self.token is None:
             options = "--token-file and without the variable RANKFALL_TOKEN"
             raise ApiError(403, f"authorization: reloading is disabled, the service was started without {options}")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         # bytes, because compare_digest takes no text beyond ASCII
-        is_valid = hmac.compare_digest(token.strip().encode("latin-1"), self._token.encode())
+        is_valid = hmac.compare_digest(token.strip().encode("latin-1"), self.token.encode())
         if scheme.lower() != "bearer" or not is_valid:
             address = "an unknown address" if request.client is None else request.client.host
             _log.warning("/reload with %s token from %s", "a wrong" if token else "no", address)

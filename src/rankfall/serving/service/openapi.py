@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rankfall import __version__
 from rankfall.serving.bundle import MOST_IDS
 from rankfall.serving.service import settings as limits
-from rankfall.serving.service.bundle_slots import MAIN, SLOTS
-from rankfall.serving.service.event_routes import KIND_PATTERN
-from rankfall.serving.service.http_io import ID_PATTERN
+from rankfall.serving.service.bodies import CALL, EVENT, ID, INTEGER, RELOAD, TEXT, schemas
+from rankfall.serving.service.bundle_slots import MAIN
 
 if TYPE_CHECKING:
     from rankfall.serving.bundle import Bundle
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 _NUMBER = {"type": "number"}
-_TEXT = {"type": "string"}
-_ID = {"anyOf": [{"type": "integer"}, _TEXT]}
-_INTEGER = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-_CLIENT_ID = {"type": "string", "pattern": ID_PATTERN}
+_ID = {"anyOf": [{"type": "integer"}, TEXT]}
 _IDS = {"type": "array", "items": _ID}
 _BOOLEANS = {"type": "array", "items": {"type": "boolean"}}
 _ATTRIBUTE = {"type": ["string", "number", "boolean", "null"]}
@@ -103,7 +99,7 @@ def _post(
 def _get(
     summary: str, response: str | None, codes: tuple[int, ...] = (), parameters: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    kind = {"text/plain": {"schema": _TEXT}} if response is None else {"application/json": {"schema": _ref(response)}}
+    kind = {"text/plain": {"schema": TEXT}} if response is None else {"application/json": {"schema": _ref(response)}}
     responses: dict[str, Any] = {"200": {"description": "Success.", "content": kind}}
     for code in sorted({403, *codes}):
         responses[str(code)] = {
@@ -126,7 +122,10 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     features = {} if served is None else served.bundle.schema()["properties"]
     required = [] if served is None else served.bundle.schema().get("required", [])
     options = {} if served is None else _request_options(served.bundle)
-    call_options = _call_options(slots)
+    bundle = {**CALL["bundle"].schema, "enum": [*slots.models(), None]}
+    call_options = {**schemas(CALL), "bundle": bundle}
+    time = features.get("time", {})
+    events = {"type": "array", "items": _ref("Event"), "minItems": 1, "maxItems": limits.EVENTS}
     several = {"type": "array", "items": _ref("Request"), "minItems": 1, "maxItems": settings.queue}
     candidates = {**options.get("candidates", _IDS), "type": "array"}
     return {
@@ -140,39 +139,19 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
         "ItemsCall": _object(
             {
                 "ids": {"type": "array", "items": _ID if served is None else _item_id(served.bundle), **_SHOWN},
-                "bundle": call_options["bundle"],
+                "bundle": bundle,
             },
             ["ids"],
         ),
-        "Reload": _object(
-            {"path": {"type": "string", "pattern": "^[^\\x00]+$"}, "bundle": {"enum": list(SLOTS)}}, ["path"]
-        ),
-        **_event_schemas(slots),
+        "Reload": _object(schemas(RELOAD), ["path"]),
+        "Event": _object({**schemas(EVENT), "time": {**time, "description": "now by default"}}, list(EVENT)[:-1]),
+        "Events": _object({"events": events}, ["events"]),
         **_response_schemas(),
     }
 
 
-def _event_schemas(slots: BundleSlots) -> dict[str, Any]:
-    served = slots[MAIN]
-    time = {} if served is None else served.bundle.schema()["properties"]["time"]
-    item = {"anyOf": [{**_TEXT, "maxLength": limits.ITEM_LENGTH}, _INTEGER]}
-    event = {
-        "id": {**_CLIENT_ID, "description": "an event with the id of an earlier one is a repetition"},
-        "request": {**_CLIENT_ID, "description": "the id that the answer has"},
-        "item": {**item, "description": "an id of the answer"},
-        "kind": {**_TEXT, "pattern": KIND_PATTERN, "description": "view, click, purchase or any other name"},
-        "value": {"type": ["number", "null"], "description": "1 by default"},
-        "time": {**time, "description": "now by default"},
-    }
-    several = {"type": "array", "items": _ref("Event"), "minItems": 1, "maxItems": limits.EVENTS}
-    return {
-        "Event": _object(event, ["id", "request", "item", "kind"]),
-        "Events": _object({"events": several}, ["events"]),
-    }
-
-
 def _item_id(bundle: Bundle) -> dict[str, Any]:
-    return {"anyOf": [_TEXT, _INTEGER]} if bundle.items.lookup.is_text else _INTEGER
+    return {"anyOf": [TEXT, INTEGER]} if bundle.items.lookup.is_text else INTEGER
 
 
 def _request_options(bundle: Bundle) -> dict[str, Any]:
@@ -187,20 +166,7 @@ def _request_options(bundle: Bundle) -> dict[str, Any]:
         },
         "candidates": {**optional_ids, "description": "rank only these items"},
         "exclude": {**optional_ids, "description": "items to leave out"},
-        "request": {**_CLIENT_ID, "type": ["string", "null"], "description": "id of the request, random by default"},
-    }
-
-
-def _call_options(slots: BundleSlots) -> dict[str, Any]:
-    return {
-        "explain": {"type": ["boolean", "null"], "description": "include what every stage did"},
-        "bundle": {"enum": [*slots.models(), None], "description": f"bundle that ranks, {MAIN} by default"},
-        "deadline": {
-            "type": ["number", "null"],
-            "minimum": 1,
-            "maximum": limits.MAX_DEADLINE_MS,
-            "description": "milliseconds until the request fails",
-        },
+        "request": {**ID.schema, "type": ["string", "null"], "description": "id of the request, random by default"},
     }
 
 
@@ -209,7 +175,7 @@ def _call_options(slots: BundleSlots) -> dict[str, Any]:
 
 def _response_schemas() -> dict[str, Any]:
     stage = {
-        "name": _TEXT,
+        "name": TEXT,
         "ids": _IDS,
         "scores": {"type": "array", "items": _NUMBER},
         "kept": {"type": "integer"},
@@ -217,20 +183,20 @@ def _response_schemas() -> dict[str, Any]:
         "milliseconds": _NUMBER,
     }
     ranking = {
-        "request": {**_TEXT, "description": "the id of the request, to which events refer"},
+        "request": {**TEXT, "description": "the id of the request, to which events refer"},
         "ids": _IDS,
         "scores": {"type": "array", "items": _NUMBER},
         "unknown": {"type": "array"},
-        "notes": {"type": "array", "items": _TEXT, "description": "values that were never seen in training, if any"},
+        "notes": {"type": "array", "items": TEXT, "description": "values that were never seen in training, if any"},
         "stages": {"type": "array", "items": _ref("Stage")},
     }
-    head = {"model": _TEXT, "milliseconds": _MILLISECONDS}
+    head = {"model": TEXT, "milliseconds": _MILLISECONDS}
     required = ["request", "ids", "scores", "unknown"]
     several = {"type": "array", "items": _ref("Ranking")}
     bundle = {"anyOf": [{"type": "object"}, {"type": "null"}]}
     scores = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}}
     display = {"type": "object", "additionalProperties": {"type": "array", "items": _ATTRIBUTE}}
-    pair = {"type": "array", "items": {"anyOf": [_TEXT, _NUMBER]}, "minItems": 2, "maxItems": 2}
+    pair = {"type": "array", "items": {"anyOf": [TEXT, _NUMBER]}, "minItems": 2, "maxItems": 2}
     known = {
         "relevant": {"anyOf": [_IDS, {"type": "null"}], "description": "ids of the ground truth in the log"},
         "feedback": {"type": ["object", "null"], "additionalProperties": {"type": "array", "items": pair}},
@@ -241,9 +207,9 @@ def _response_schemas() -> dict[str, Any]:
         "OneAnswer": _object({**head, **ranking}, [*head, *required]),
         "Answers": _object({**head, "rankings": several}, [*head, "rankings"]),
         "Answer": {"anyOf": [_ref("OneAnswer"), _ref("Answers")]},
-        "Scores": _object({"model": _TEXT, "scores": scores}, ["model", "scores"]),
+        "Scores": _object({"model": TEXT, "scores": scores}, ["model", "scores"]),
         "Models": _object({"bundles": _object({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]),
-        "Items": _object({"model": _TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
+        "Items": _object({"model": TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
         "Examples": _object(
             {
                 "examples": {"type": "array", "items": {"type": "object"}},
@@ -251,10 +217,10 @@ def _response_schemas() -> dict[str, Any]:
             },
             ["examples", "known"],
         ),
-        "Status": _object({"status": _TEXT, "model": _TEXT}, ["status"]),
-        "Reloaded": _object({"model": _TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
+        "Status": _object({"status": TEXT, "model": TEXT}, ["status"]),
+        "Reloaded": _object({"model": TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
         "Accepted": _object({"accepted": {"type": "integer"}}, ["accepted"]),
-        "Error": _object({"error": _TEXT, "field": _TEXT}, ["error"]),
+        "Error": _object({"error": TEXT, "field": TEXT}, ["error"]),
     }
 
 

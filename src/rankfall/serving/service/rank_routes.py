@@ -16,13 +16,13 @@ from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
 from rankfall.serving.request_encoder import NO_ITEM
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.batching import PendingCall
-from rankfall.serving.service.bundle_slots import MAIN, SLOTS
+from rankfall.serving.service.bodies import BUNDLE, CALL, ID
+from rankfall.serving.service.bundle_slots import MAIN
 from rankfall.serving.service.http_io import (
     RETRY_AFTER,
     ApiError,
     JsonResponse,
     check_keys,
-    checked_id,
     invalid_field,
     invalid_value,
     parse_json,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from rankfall.serving.service.settings import Settings
 
 REQUEST_OPTIONS = ("k", "candidates", "exclude", "request")  # of each request, besides its features
-CALL_OPTIONS = ("explain", "bundle", "deadline")  # of the whole call
 _DEADLINE = re.compile(rb'"deadline"\s*:\s*(\d{1,9})')  # in a body that is not parsed yet
 
 
@@ -64,6 +63,7 @@ class Call:
         return "requests" not in self.content
 
 
+@dataclass(eq=False, slots=True)
 class RankRoutes:
     """Endpoints that rank and score items.
 
@@ -75,36 +75,28 @@ class RankRoutes:
         recording: Records what is answered, if the service has a sink.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        slots: BundleSlots,
-        batcher: Batcher,
-        bodies: BodyReader,
-        recording: ServiceRecording | None,
-    ) -> None:
-        self._settings = settings
-        self._slots = slots
-        self._batcher = batcher
-        self._bodies = bodies
-        self._recording = recording
+    settings: Settings
+    slots: BundleSlots
+    batcher: Batcher
+    bodies: BodyReader
+    recording: ServiceRecording | None
 
     async def rank(self, request: Request) -> Response:
         """Return the best items for one request or several."""
         arrived = monotonic()
-        call = await self._read(request, arrived, self._recording)
+        call = await self._read(request, arrived, self.recording)
         pending = PendingCall(
             call.served,
             len(call.batch),
             arrived + call.deadline / 1000,
-            _future(),
+            asyncio.get_running_loop().create_future(),
             batch=call.batch,
             explain=call.explain,
             sampled=None if call.recorded is None else call.recorded.sampled,
         )
         result = await self._result(pending, request, call.has_one_request)
-        if self._recording is not None and call.recorded is not None:
-            self._recording.record(call.recorded, call.served, result.content)
+        if self.recording is not None and call.recorded is not None:
+            self.recording.record(call.recorded, call.served, result.content)
         rankings = [_ranking_content(*answer) for answer in zip(call.ids, result.content, strict=True)]
         content = rankings[0] if call.has_one_request else {"rankings": rankings}
         milliseconds = {stage: round(value, 3) for stage, value in result.milliseconds.items()}
@@ -123,7 +115,7 @@ class RankRoutes:
             call.served,
             1,
             arrived + call.deadline / 1000,
-            _future(),
+            asyncio.get_running_loop().create_future(),
             work=lambda: call.served.bundle.run_scores(call.batch)[0],
         )
         result = await self._result(pending, request, has_one_request=True)
@@ -131,12 +123,12 @@ class RankRoutes:
 
     async def items(self, request: Request) -> Response:
         """Return the attributes of items that are shown to people."""
-        body = await self._bodies.read(request)
-        content = await self._bodies.process(
-            len(body), lambda: self._content(body), seconds=lambda: self._settings.deadline / 1000
+        body = await self.bodies.read(request)
+        content = await self.bodies.process(
+            len(body), lambda: self._content(body), seconds=lambda: self.settings.deadline / 1000
         )
         check_keys(content, ("ids", "bundle"))
-        served = self._served(content.get("bundle"))
+        served = self._served(content)
         ids = content.get("ids")
         if not isinstance(ids, list):
             raise invalid_value("ids", ids, "a list of item ids")
@@ -151,24 +143,22 @@ class RankRoutes:
 
     async def _read(self, request: Request, arrived: float, recording: ServiceRecording | None = None) -> Call:
         """Return the validated call with its encoded requests; refuse it without reading if the queue is full."""
-        self._batcher.check_queue(self._settings.deadline / 1000)
-        body = await self._bodies.read(request)
+        self.batcher.check_queue(self.settings.deadline / 1000)
+        body = await self.bodies.read(request)
         query = dict(request.query_params)
-        return await self._bodies.process(
-            len(body),
-            lambda: self._parse(body, query, recording),
-            seconds=lambda: arrived + self._probable_deadline(body) / 1000 - monotonic(),
-        )
 
-    def _probable_deadline(self, body: bytes) -> float:
-        """Return the likely deadline of a body that is not parsed yet, in which features may have that name, too."""
-        found = [int(digits) for digits in _DEADLINE.findall(body)]
-        return min(max(found), limits.MAX_DEADLINE_MS) if found else self._settings.deadline
+        def seconds() -> float:
+            """Return the time until the likely deadline of a body that is not parsed: features may have that name."""
+            found = [int(digits) for digits in _DEADLINE.findall(body)]
+            deadline = min(max(found), limits.MAX_DEADLINE_MS) if found else self.settings.deadline
+            return arrived + deadline / 1000 - monotonic()
+
+        return await self.bodies.process(len(body), lambda: self._parse(body, query, recording), seconds=seconds)
 
     async def _result(self, pending: PendingCall, request: Request, has_one_request: bool) -> CallResult:
-        request.scope[ON_DISCONNECT] = lambda: self._batcher.cancel(pending, ClientDisconnect())
+        request.scope[ON_DISCONNECT] = lambda: self.batcher.cancel(pending, ClientDisconnect())
         try:
-            return await self._batcher.compute(pending)
+            return await self.batcher.compute(pending)
         except ApiError as error:
             raise (_error_of_single(error) if has_one_request else _error_of_list(error)) from None
         finally:
@@ -177,27 +167,42 @@ class RankRoutes:
     # --- validation -----------------------------------------------------------------------------------------------
 
     def _content(self, body: bytes) -> dict[str, Any]:
-        return parse_json(body, max_names=limits.max_names(self._settings.max_body))
+        return parse_json(body, max_names=limits.max_names(self.settings.max_body))
 
     def _parse(self, body: bytes, query: dict[str, str], recording: ServiceRecording | None) -> Call:
         content = self._content(body)
         has_one_request = "requests" not in content
-        if has_one_request:
-            check_keys(content, (*FEATURE_GROUPS, *REQUEST_OPTIONS, *CALL_OPTIONS))
-        else:
-            check_keys(content, ("requests", *CALL_OPTIONS))
-        explain, served, deadline = self._call_options(content, query)
+        of_requests = (*FEATURE_GROUPS, *REQUEST_OPTIONS) if has_one_request else ("requests",)
+        check_keys(content, (*of_requests, *CALL))
+        check_keys(query, ("explain",), "query")
+        in_query = {name: {"true": True, "false": False}.get(value, value) for name, value in query.items()}
+        explain = [CALL["explain"].read(given, "explain") for given in (in_query, content)]
+        served, deadline = self._served(content), CALL["deadline"].read(content, "deadline")
         requests = self._requests(content)
         try:
-            ids = [_request_id(request.get("request"), place) for place, request in enumerate(requests)]
-            features = [_features(request) for request in requests]
+            ids = [
+                secrets.token_hex(16)
+                if request.get("request") is None
+                else ID.read(request, "request", f"requests[{place}].")
+                for place, request in enumerate(requests)
+            ]
+            features = [{group: request[group] for group in FEATURE_GROUPS if group in request} for request in requests]
             if recording is not None:
                 recording.set_missing_times(features)
-            batch = _encode(served, requests, features)
+            try:
+                batch = served.bundle.encode(
+                    features,
+                    k=[_as_integer(request.get("k")) for request in requests],
+                    candidates=[request.get("candidates") for request in requests],
+                    exclude=[request.get("exclude") for request in requests],
+                )
+            except ValueError as error:
+                raise invalid_field(str(error)) from None
             recorded = None if recording is None else recording.prepare(served.bundle, ids, features, len(body))
         except ApiError as error:
             raise (_error_of_single(error) if has_one_request else error) from None
-        return Call(served, explain, deadline, content, ids, batch, recorded)
+        milliseconds = self.settings.deadline if deadline is None else float(deadline)
+        return Call(served, any(explain), milliseconds, content, ids, batch, recorded)
 
     def _requests(self, content: dict[str, Any]) -> list[dict[str, Any]]:
         if "requests" not in content:
@@ -205,8 +210,8 @@ class RankRoutes:
         requests = content["requests"]
         if not isinstance(requests, list):
             raise invalid_value("requests", requests, "a list of requests")
-        if not 1 <= len(requests) <= self._settings.queue:
-            message = f"requests: found {len(requests):,} requests, expected 1 to {self._settings.queue:,}"
+        if not 1 <= len(requests) <= self.settings.queue:
+            message = f"requests: found {len(requests):,} requests, expected 1 to {self.settings.queue:,}"
             raise ApiError(422, message, "requests")
         for place, request in enumerate(requests):
             if not isinstance(request, dict):
@@ -214,26 +219,9 @@ class RankRoutes:
             check_keys(request, (*FEATURE_GROUPS, *REQUEST_OPTIONS), f"requests[{place}]")
         return requests
 
-    def _call_options(self, content: dict[str, Any], query: dict[str, str]) -> tuple[bool, ServedBundle, float]:
-        given = [_query_explain(query), content.get("explain")]
-        for value in given:
-            if value is not None and not isinstance(value, bool):
-                raise invalid_value("explain", value, "true or false")
-        return any(given), self._served(content.get("bundle")), self._deadline(content.get("deadline"))
-
-    def _deadline(self, value: Any) -> float:
-        if value is None:
-            return self._settings.deadline
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 1 <= value <= limits.MAX_DEADLINE_MS:
-            raise invalid_value("deadline", value, f"1 to {limits.MAX_DEADLINE_MS:,} milliseconds")
-        return float(value)
-
-    def _served(self, slot: Any) -> ServedBundle:
-        slot = MAIN if slot is None else slot
-        if not isinstance(slot, str) or slot not in SLOTS:
-            raise invalid_value("bundle", slot, " or ".join(SLOTS))
-        served = self._slots[slot]
+    def _served(self, content: dict[str, Any]) -> ServedBundle:
+        slot = MAIN if content.get("bundle") is None else BUNDLE.read(content, "bundle")
+        served = self.slots[slot]
         if served is None and slot == MAIN:
             raise ApiError(503, "no bundle is loaded yet; try again", headers=RETRY_AFTER, reason="no bundle")
         if served is None:
@@ -241,37 +229,9 @@ class RankRoutes:
         return served
 
 
-def _encode(served: ServedBundle, requests: list[dict[str, Any]], features: list[dict[str, Any]]) -> EncodedRequests:
-    try:
-        return served.bundle.encode(
-            features,
-            k=[_as_integer(request.get("k")) for request in requests],
-            candidates=[request.get("candidates") for request in requests],
-            exclude=[request.get("exclude") for request in requests],
-        )
-    except ValueError as error:
-        raise invalid_field(str(error)) from None
-
-
-def _request_id(given: Any, place: int) -> str:
-    """Return the id that a client gave its request, or a new one."""
-    return secrets.token_hex(16) if given is None else checked_id(given, f"requests[{place}].request")
-
-
-def _features(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the features of a request, without its options."""
-    return {group: request[group] for group in FEATURE_GROUPS if group in request}
-
-
 def _as_integer(number: Any) -> Any:
     """Convert 3.0 to 3, because JSON does not distinguish the two; return anything else unchanged."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-def _query_explain(query: dict[str, str]) -> Any:
-    check_keys(query, ("explain",), "query")
-    value = query.get("explain", "false")
-    return {"true": True, "false": False}.get(value, value)
 
 
 def _error_of_single(error: ApiError) -> ApiError:
@@ -291,10 +251,6 @@ def _error_of_list(error: ApiError) -> ApiError:
 
 
 # --- responses ----------------------------------------------------------------------------------------------------
-
-
-def _future() -> asyncio.Future[Any]:
-    return asyncio.get_running_loop().create_future()
 
 
 def _ranking_content(request: str, ranking: Ranking) -> dict[str, Any]:
