@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -97,7 +97,22 @@ _ARGUMENTS = {
 }
 
 
-class Ranker:
+class _Fitted:
+    """What `fit` sets."""
+
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
+    n_iter_: int
+    best_iteration_: int
+    best_score_: dict[str, dict[str, float]]
+    evals_result_: dict[str, dict[str, list[float]]]
+    loss_curve_: list[float]
+    _encoding: TableEncoding
+    _loaded: _Loaded | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Ranker(_Fitted):
     """A neural ranker with the interface of scikit-learn.
 
     It trains as ``rankfall train`` does: the same data, options and seed give the same weights, bit for bit.
@@ -153,64 +168,29 @@ class Ranker:
         True
     """
 
-    n_features_in_: int
-    feature_names_in_: NDArray[Any]
-    n_iter_: int
-    best_iteration_: int
-    best_score_: dict[str, dict[str, float]]
-    evals_result_: dict[str, dict[str, list[float]]]
-    loss_curve_: list[float]
-    _encoding: TableEncoding
-    _loaded: _Loaded | None = None
-
-    def __init__(
-        self,
-        loss: Loss = "lambda_loss",
-        *,
-        model: str | Mapping[str, Any] = "mlp",
-        hidden: Sequence[int] | None = None,
-        activation: str | None = None,
-        batch_norm: bool | None = None,
-        dropout: float | Sequence[float] | None = None,
-        standardise: bool = True,
-        log1p: bool = False,
-        optimizer: str = "adam",
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.0,
-        clip: float | None = None,
-        epochs: int = 30,
-        batch: int = 64,
-        patience: int | None = 5,
-        max_list: int | None = None,
-        random_state: Any = 0,
-        n_jobs: int | None = 1,
-        device: str = "auto",
-        precision: str = "float32",
-        compile: bool = False,
-        verbose: bool = False,
-    ) -> None:
-        self.loss = loss
-        self.model = model
-        self.hidden = hidden
-        self.activation = activation
-        self.batch_norm = batch_norm
-        self.dropout = dropout
-        self.standardise = standardise
-        self.log1p = log1p
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.clip = clip
-        self.epochs = epochs
-        self.batch = batch
-        self.patience = patience
-        self.max_list = max_list
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.device = device
-        self.precision = precision
-        self.compile = compile
-        self.verbose = verbose
+    loss: Loss = "lambda_loss"
+    _: KW_ONLY
+    model: str | Mapping[str, Any] = "mlp"
+    hidden: Sequence[int] | None = None
+    activation: str | None = None
+    batch_norm: bool | None = None
+    dropout: float | Sequence[float] | None = None
+    standardise: bool = True
+    log1p: bool = False
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float | None = None
+    epochs: int = 30
+    batch: int = 64
+    patience: int | None = 5
+    max_list: int | None = None
+    random_state: Any = 0
+    n_jobs: int | None = 1
+    device: str = "auto"
+    precision: str = "float32"
+    compile: bool = False
+    verbose: bool = False
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -439,7 +419,7 @@ class Ranker:
             learner.load_best(out / CHECKPOINTS / BEST)
         return learner, result
 
-    def _on_epoch(self, epoch: Epoch) -> None:
+    def _on_epoch(self, epoch: Epoch, learner: object) -> None:
         if self.verbose:
             sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
 

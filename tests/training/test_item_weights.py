@@ -21,7 +21,8 @@ from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.item_weights import ItemWeights, item_weights
-from rankfall.training.train_cascade import LogLearner, build_objective, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import LogLearner, build_objective
 from support.cascades import content, liked_log
 from support.sealing import edit_manifest
 

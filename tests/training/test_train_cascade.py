@@ -32,8 +32,9 @@ from rankfall.training.config.component_checks import higher_is_better, measures
 from rankfall.training.config.load_config import set_option
 from rankfall.training.learner import ScoredBatch, clip_gradients
 from rankfall.training.measured_lists import measure_cascade as measure
+from rankfall.training.methods import train
 from rankfall.training.run_directory import TrainingError
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.train_cascade import load_run
 from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 from support.sealing import edit_manifest
