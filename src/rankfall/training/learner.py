@@ -277,7 +277,7 @@ class Learner(ABC, Generic[BatchT]):
         parts = self._unmoved(position)
         largest = [_largest_gradient(weights, norm) for weights in parts.values()]
         values = [*(term.detach() for term in terms.values()), *finite.values(), *largest, norm]
-        kind = torch.float32 if norm.device.type == "mps" else torch.float64
+        kind = torch.float64 if self.placement.is_cpu else torch.float32  # not every device has float64
         table = torch.stack([value.to(kind) for value in values])
         return UnreadStep(batch, position.batch, int(count), list(terms), list(finite), list(parts), table)
 

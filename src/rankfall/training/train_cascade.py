@@ -34,6 +34,7 @@ from rankfall.training.cascade_loaders import check_days, checksums, load_log, m
 from rankfall.training.checks import check_metrics, check_models, check_training_labels, first_impressions
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.device import CPU, moved, placement_of
+from rankfall.training.distributed.group import ALONE
 from rankfall.training.item_weights import item_weights
 from rankfall.training.learner import Learner, Loader
 from rankfall.training.loop import Prepared
@@ -91,9 +92,9 @@ def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> 
     check_days(log, config.data)
     built = build_objective(log, config)
 
-    def make_learner(out: Path, on_notice: OnNotice) -> LogLearner:
+    def make_learner(out: Path, on_notice: OnNotice) -> CascadeLearner:
         try:
-            learner = LogLearner(config, out, log, group, built, on_notice)
+            learner = CascadeLearner(config, out, log, group, built, on_notice)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         with torch.random.fork_rng(devices=[]):  # the check must not change the weights
@@ -167,7 +168,7 @@ class _Network(nn.Module):
 
 
 class CascadeLearner(Learner["Impressions"]):
-    """Learner of a cascade; subclasses supply the data."""
+    """Learner of a cascade on the training days of a log, validated on its validation days."""
 
     optimizer: Optimizers
     loader: DayLoader
@@ -177,9 +178,12 @@ class CascadeLearner(Learner["Impressions"]):
         config: CascadeConfig,
         out: Path,
         log: ImpressionLog,
-        built: BuiltObjective,
+        group: Group = ALONE,
+        built: BuiltObjective | None = None,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
+        self.group = group
+        built = built or build_objective(log, config)
         self.placement = placement_of(config.training, self.group)
         self.config = config
         self.out = out
@@ -205,6 +209,15 @@ class CascadeLearner(Learner["Impressions"]):
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
             raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
+        self.open_data()
+
+    def open_data(self) -> None:
+        """Make the loaders of training and validation."""
+        self.loader = make_loader(self.log, self.config, "train", self.group, pin_memory=self.placement.pins)
+        check_kept(self.objective, self.loader)
+        self.valid = make_loader(self.log, self.config, "valid")
+        self.batches = self.config.training.epochs * len(self.loader)
+        self.validate_every = self.config.training.validate_every
 
     def begin(self) -> None:
         """Start from the weights of another run, if the configuration names one."""
@@ -218,6 +231,16 @@ class CascadeLearner(Learner["Impressions"]):
         given = batch if len(batch) or self.spare is None else self.spare
         terms, finite = self.network(moved(given, self.placement.device))
         return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
+
+    def validate(self) -> dict[str, float]:
+        """Return the means of all metrics over the validation impressions."""
+        measured = measure(self.cascade, self.valid, self.config, group=self.group)
+        means = means_of(measured.values)
+        if math.isnan(means[self.metric]):
+            days = ", ".join(self.config.data.valid)
+            with self.group.together():
+                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
+        return means
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
@@ -274,37 +297,6 @@ class CascadeLearner(Learner["Impressions"]):
             f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
             f"{', '.join(divergence_hints(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
         )
-
-
-class LogLearner(CascadeLearner):
-    """Learner of a cascade on the training days of a log, validated on its validation days."""
-
-    def __init__(
-        self,
-        config: CascadeConfig,
-        out: Path,
-        log: ImpressionLog,
-        group: Group,
-        built: BuiltObjective | None = None,
-        on_notice: OnNotice = warnings.warn,
-    ) -> None:
-        self.group = group
-        super().__init__(config, out, log, built or build_objective(log, config), on_notice)
-        self.loader = make_loader(log, config, "train", group, pin_memory=self.placement.pins)
-        check_kept(self.objective, self.loader)
-        self.valid = make_loader(log, config, "valid")
-        self.batches = config.training.epochs * len(self.loader)
-        self.validate_every = config.training.validate_every
-
-    def validate(self) -> dict[str, float]:
-        """Return the means of all metrics over the validation impressions."""
-        measured = measure(self.cascade, self.valid, self.config, group=self.group)
-        means = means_of(measured.values)
-        if math.isnan(means[self.metric]):
-            days = ", ".join(self.config.data.valid)
-            with self.group.together():
-                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
-        return means
 
 
 # --- objective and finished runs ----------------------------------------------------------------------------------
