@@ -307,47 +307,26 @@ class Ranker(_Fitted):
 
     def _config(self, metric: str, valid: str) -> RankerConfig:
         """Return the configuration with which ``rankfall train`` would train the same weights."""
-        network = {
-            "hidden": self.hidden,
-            "activation": self.activation,
-            "batch_norm": self.batch_norm,
-            "dropout": self.dropout,
-        }
         if not isinstance(self.model, str | Mapping):
             raise TypeError(f"model: found {self.model!r:.200}, expected a name or a dictionary")
-        model = {"kind": self.model} if isinstance(self.model, str) else dict(self.model)
-        model |= {name: value for name, value in network.items() if value is not None}
         loss = {"name": self.loss} if isinstance(self.loss, str) else self.loss
-        content = {
-            "data": {
-                "path": "memory",
-                "train": TRAINING,
-                "valid": valid,
-                "standardise": self.standardise,
-                "log1p": self.log1p,
-            },
-            "model": model,
+        content: dict[str, dict[str, Any]] = {
+            "data": {"path": "memory", "train": TRAINING, "valid": valid},
+            "model": {"kind": self.model} if isinstance(self.model, str) else dict(self.model),
             "loss": loss if isinstance(loss, dict) else {"name": "softmax_loss"},  # not used for a function
-            "optimizer": {
-                "name": self.optimizer,
-                "lr": self.learning_rate,
-                "weight_decay": self.weight_decay,
-                "clip": self.clip,
-            },
-            "training": {
-                "epochs": self.epochs,
-                "batch": self.batch,
-                "patience": None if valid == NOT_VALIDATED else self.patience,
-                "metric": metric,
-                "seed": _seed(self.random_state),
-                "threads": _threads(self.n_jobs),
-                "max_list": self.max_list,
-                "device": self.device,
-                "precision": self.precision,
-                "compile": self.compile,
-                "checkpoint_every": 1e9,  # seconds: never, since a fit cannot be resumed
-            },
+            "optimizer": {},
+            "training": {"metric": metric, "checkpoint_every": 1e9},  # seconds: never, since a fit cannot be resumed
         }
+        for key, argument in _ARGUMENTS.items():
+            section, _, option = key.partition(".")
+            value = getattr(self, argument, None)
+            if section == "model" and argument == option and value is not None:
+                content["model"][option] = value
+            elif section in ("data", "optimizer", "training"):
+                content[section].setdefault(option, value)
+        content["training"] |= {"seed": _seed(self.random_state), "threads": _threads(self.n_jobs)}
+        if valid == NOT_VALIDATED:
+            content["training"]["patience"] = None
         return validate(_plain(content), where="Ranker")
 
     def _shown(self, config: RankerConfig) -> RankerConfig:
