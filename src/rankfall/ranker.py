@@ -33,7 +33,7 @@ from rankfall.models import FeatureScaling
 from rankfall.registry.references import is_reference
 from rankfall.storage.files import scratch_directory
 from rankfall.storage.trust import stored_code
-from rankfall.training.build import check_loss, classifies, make_loss
+from rankfall.training.build import LossFunction, check_loss, classifies, make_loss
 from rankfall.training.checks import check_lists, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
 from rankfall.training.device import placement_of, seeded
@@ -44,7 +44,6 @@ from rankfall.training.run_directory import CHECKPOINTS, TrainingError, own_code
 from rankfall.training.train_ranker import (
     ListLearner,
     ListLoop,
-    LossFunction,
     WeightedLoss,
     count_grades,
     fit_scaling,

@@ -502,8 +502,7 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
         on_notice: Called with warnings.
     """
     out, group = loop.out, loop.group
-    if not group.first:
-        on_notice = _ignore
+    on_notice = on_notice if group.first else lambda text: None  # the other processes print nothing
     loop.on_notice = on_notice
     loop.check_same_on_all_processes()
     if not (resume and any(group.gather(group.first and bool(loop.checkpoints.paths())))):
@@ -547,10 +546,6 @@ def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool
         for name, text in files.items():
             write_file(loop.out / name, text)
         seal_run(loop.out, (loop.out / name for name in files))
-
-
-def _ignore(text: str) -> None:
-    """Callback of the other processes, which print nothing."""
 
 
 def _made_by(learner: Learner[Any]) -> dict[str, str]:

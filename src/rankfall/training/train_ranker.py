@@ -48,7 +48,7 @@ from rankfall.training.run_directory import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rankfall.data.lists.list_loader import ListBatch
@@ -414,17 +414,6 @@ class WeightedLoss(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
         value: Tensor = self.loss(scores, labels, mask=mask, weight=self.weight)
         return value
-
-
-class LossFunction(nn.Module):
-    """A function of the user as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, scores: Tensor, labels: Tensor, **options: Tensor) -> Tensor:
-        return self.function(scores, labels, **options)
 
 
 def mean_over_lists(values: Tensor, metric: str, where: str) -> float:
