@@ -30,7 +30,7 @@ from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import ALONE, Group, joined
 from rankfall.training.learner import Position
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -190,7 +190,7 @@ def _measure(directory: Path, case: Case, batch: int, steps: int, group: Group) 
     )
 
 
-def _learner(log: Path, case: Case, batch: int, group: Group) -> LogLearner:
+def _learner(log: Path, case: Case, batch: int, group: Group) -> CascadeLearner:
     model: dict[str, Any] = {"sparse": case.sparse}
     config = validate_cascade(
         {
@@ -205,12 +205,12 @@ def _learner(log: Path, case: Case, batch: int, group: Group) -> LogLearner:
     )
     impressions = ImpressionLog.load(log)
     torch.manual_seed(0)
-    learner = LogLearner(with_depths(config, impressions.spec.stage_names), log, impressions, group)
+    learner = CascadeLearner(with_depths(config, impressions.spec.stage_names), log, impressions, group)
     learner.network = group.wrap(learner.network)
     return learner
 
 
-def _endless(learner: LogLearner) -> Iterator[Impressions]:
+def _endless(learner: CascadeLearner) -> Iterator[Impressions]:
     epoch = 0
     while True:
         learner.loader.set_epoch(epoch)
@@ -218,7 +218,7 @@ def _endless(learner: LogLearner) -> Iterator[Impressions]:
         epoch += 1
 
 
-def _without_communication(learner: LogLearner) -> ExitStack:
+def _without_communication(learner: CascadeLearner) -> ExitStack:
     """Return a context in which steps do not communicate with other processes."""
     stack = ExitStack()
     if isinstance(learner.network, DistributedDataParallel):
@@ -228,7 +228,7 @@ def _without_communication(learner: LogLearner) -> ExitStack:
     return stack
 
 
-def _bytes(learner: LogLearner, *, sparse: bool) -> int:
+def _bytes(learner: CascadeLearner, *, sparse: bool) -> int:
     """Return the size of the gradients of the last step, in bytes."""
     gradients = [parameter.grad for parameter in learner.trained if parameter.grad is not None]
     if not sparse:

@@ -25,7 +25,8 @@ from rankfall.simulation.world import ATTENTION
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import write_file
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import load_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,8 @@ import rankfall as rf
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data import RankingData
 from rankfall.training.config.ranker_config import validate
-from rankfall.training.train_ranker import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_ranker import load_run
 from support.planted import WEIGHTS, config_for
 from support.standin_device import DEVICE
 from support.standin_training import on_standin

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,7 +33,7 @@ from rankfall.models import FeatureScaling
 from rankfall.registry.references import is_reference
 from rankfall.storage.files import scratch_directory
 from rankfall.storage.trust import stored_code
-from rankfall.training.build import check_loss, classifies, make_loss
+from rankfall.training.build import LossFunction, check_loss, classifies, make_loss
 from rankfall.training.checks import check_lists, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, RankerConfig, validate
 from rankfall.training.device import placement_of, seeded
@@ -44,7 +44,6 @@ from rankfall.training.run_directory import CHECKPOINTS, TrainingError, own_code
 from rankfall.training.train_ranker import (
     ListLearner,
     ListLoop,
-    LossFunction,
     WeightedLoss,
     count_grades,
     fit_scaling,
@@ -97,7 +96,22 @@ _ARGUMENTS = {
 }
 
 
-class Ranker:
+class _Fitted:
+    """What `fit` sets."""
+
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
+    n_iter_: int
+    best_iteration_: int
+    best_score_: dict[str, dict[str, float]]
+    evals_result_: dict[str, dict[str, list[float]]]
+    loss_curve_: list[float]
+    _encoding: TableEncoding
+    _loaded: _Loaded | None = None
+
+
+@dataclass(eq=False, repr=False)
+class Ranker(_Fitted):
     """A neural ranker with the interface of scikit-learn.
 
     It trains as ``rankfall train`` does: the same data, options and seed give the same weights, bit for bit.
@@ -153,64 +167,29 @@ class Ranker:
         True
     """
 
-    n_features_in_: int
-    feature_names_in_: NDArray[Any]
-    n_iter_: int
-    best_iteration_: int
-    best_score_: dict[str, dict[str, float]]
-    evals_result_: dict[str, dict[str, list[float]]]
-    loss_curve_: list[float]
-    _encoding: TableEncoding
-    _loaded: _Loaded | None = None
-
-    def __init__(
-        self,
-        loss: Loss = "lambda_loss",
-        *,
-        model: str | Mapping[str, Any] = "mlp",
-        hidden: Sequence[int] | None = None,
-        activation: str | None = None,
-        batch_norm: bool | None = None,
-        dropout: float | Sequence[float] | None = None,
-        standardise: bool = True,
-        log1p: bool = False,
-        optimizer: str = "adam",
-        learning_rate: float = 1e-3,
-        weight_decay: float = 0.0,
-        clip: float | None = None,
-        epochs: int = 30,
-        batch: int = 64,
-        patience: int | None = 5,
-        max_list: int | None = None,
-        random_state: Any = 0,
-        n_jobs: int | None = 1,
-        device: str = "auto",
-        precision: str = "float32",
-        compile: bool = False,
-        verbose: bool = False,
-    ) -> None:
-        self.loss = loss
-        self.model = model
-        self.hidden = hidden
-        self.activation = activation
-        self.batch_norm = batch_norm
-        self.dropout = dropout
-        self.standardise = standardise
-        self.log1p = log1p
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.clip = clip
-        self.epochs = epochs
-        self.batch = batch
-        self.patience = patience
-        self.max_list = max_list
-        self.random_state = random_state
-        self.n_jobs = n_jobs
-        self.device = device
-        self.precision = precision
-        self.compile = compile
-        self.verbose = verbose
+    loss: Loss = "lambda_loss"
+    _: KW_ONLY
+    model: str | Mapping[str, Any] = "mlp"
+    hidden: Sequence[int] | None = None
+    activation: str | None = None
+    batch_norm: bool | None = None
+    dropout: float | Sequence[float] | None = None
+    standardise: bool = True
+    log1p: bool = False
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float | None = None
+    epochs: int = 30
+    batch: int = 64
+    patience: int | None = 5
+    max_list: int | None = None
+    random_state: Any = 0
+    n_jobs: int | None = 1
+    device: str = "auto"
+    precision: str = "float32"
+    compile: bool = False
+    verbose: bool = False
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -327,47 +306,26 @@ class Ranker:
 
     def _config(self, metric: str, valid: str) -> RankerConfig:
         """Return the configuration with which ``rankfall train`` would train the same weights."""
-        network = {
-            "hidden": self.hidden,
-            "activation": self.activation,
-            "batch_norm": self.batch_norm,
-            "dropout": self.dropout,
-        }
         if not isinstance(self.model, str | Mapping):
             raise TypeError(f"model: found {self.model!r:.200}, expected a name or a dictionary")
-        model = {"kind": self.model} if isinstance(self.model, str) else dict(self.model)
-        model |= {name: value for name, value in network.items() if value is not None}
         loss = {"name": self.loss} if isinstance(self.loss, str) else self.loss
-        content = {
-            "data": {
-                "path": "memory",
-                "train": TRAINING,
-                "valid": valid,
-                "standardise": self.standardise,
-                "log1p": self.log1p,
-            },
-            "model": model,
+        content: dict[str, dict[str, Any]] = {
+            "data": {"path": "memory", "train": TRAINING, "valid": valid},
+            "model": {"kind": self.model} if isinstance(self.model, str) else dict(self.model),
             "loss": loss if isinstance(loss, dict) else {"name": "softmax_loss"},  # not used for a function
-            "optimizer": {
-                "name": self.optimizer,
-                "lr": self.learning_rate,
-                "weight_decay": self.weight_decay,
-                "clip": self.clip,
-            },
-            "training": {
-                "epochs": self.epochs,
-                "batch": self.batch,
-                "patience": None if valid == NOT_VALIDATED else self.patience,
-                "metric": metric,
-                "seed": _seed(self.random_state),
-                "threads": _threads(self.n_jobs),
-                "max_list": self.max_list,
-                "device": self.device,
-                "precision": self.precision,
-                "compile": self.compile,
-                "checkpoint_every": 1e9,  # seconds: never, since a fit cannot be resumed
-            },
+            "optimizer": {},
+            "training": {"metric": metric, "checkpoint_every": 1e9},  # seconds: never, since a fit cannot be resumed
         }
+        for key, argument in _ARGUMENTS.items():
+            section, _, option = key.partition(".")
+            value = getattr(self, argument, None)
+            if section == "model" and argument == option and value is not None:
+                content["model"][option] = value
+            elif section in ("data", "optimizer", "training"):
+                content[section].setdefault(option, value)
+        content["training"] |= {"seed": _seed(self.random_state), "threads": _threads(self.n_jobs)}
+        if valid == NOT_VALIDATED:
+            content["training"]["patience"] = None
         return validate(_plain(content), where="Ranker")
 
     def _shown(self, config: RankerConfig) -> RankerConfig:
@@ -439,7 +397,7 @@ class Ranker:
             learner.load_best(out / CHECKPOINTS / BEST)
         return learner, result
 
-    def _on_epoch(self, epoch: Epoch) -> None:
+    def _on_epoch(self, epoch: Epoch, learner: object) -> None:
         if self.verbose:
             sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
 

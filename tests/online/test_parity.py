@@ -15,7 +15,7 @@ from rankfall.online.join_log import Joiner, JoinSettings
 from rankfall.online.parity import ParityError
 from rankfall.serving.bundle import Bundle
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import train
+from rankfall.training.methods import train
 from support.bundles import exported
 from support.join_kills import copy_of, tree
 from support.served_records import (

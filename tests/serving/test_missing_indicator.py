@@ -22,7 +22,8 @@ from rankfall.serving import Bundle
 from rankfall.serving.export.export_run import export_run
 from rankfall.studies.diagnosis.attributes import RawValues
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import load_run
 
 if TYPE_CHECKING:
     from pathlib import Path

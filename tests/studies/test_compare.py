@@ -29,8 +29,8 @@ from rankfall.metrics import holm
 from rankfall.reporting.comparison_table import csv_table, markdown_table
 from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
-from rankfall.studies.baselines import lambdamart
-from rankfall.studies.baselines.configs import TreesConfig
+from rankfall.studies.baselines import TreesConfig
+from rankfall.studies.baselines.fitted import LambdaMART
 from rankfall.studies.compare import Outcome, Step, compare_methods, perform, summarise, validation
 from rankfall.studies.comparison_plan import load_comparison, make_plan
 from rankfall.studies.results import ComparisonResult
@@ -690,10 +690,10 @@ def trees_config(data: Path, **options: Any) -> TreesConfig:
 
 def test_lambdamart_is_lightgbm(data: Path, tmp_path: Path) -> None:
     config = trees_config(data, n_estimators=7, num_leaves=5, learning_rate=0.2, patience=None)
-    lambdamart.fit(config, tmp_path)
+    LambdaMART(config).fit(tmp_path)
     seal_run(tmp_path, [tmp_path / "model.txt"])
     splits = RankingData.load(data)
-    scores = lambdamart.score(config, tmp_path, load_lists(splits, config.data, "test"))
+    scores = LambdaMART(config).score(tmp_path, load_lists(splits, config.data, "test"))
     ranker = lightgbm.LGBMRanker(
         n_estimators=7, num_leaves=5, learning_rate=0.2, min_child_samples=2, random_state=3, n_jobs=1, verbosity=-1
     )
@@ -705,13 +705,13 @@ def test_lambdamart_is_lightgbm(data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lambdamart_stops_at_the_best_validation(data: Path, tmp_path: Path) -> None:
     config = trees_config(data, n_estimators=60, num_leaves=7, learning_rate=0.5, patience=60)
-    reached = lambdamart.fit(config, tmp_path)
+    reached = LambdaMART(config).fit(tmp_path)
     lists = load_lists(RankingData.load(data), config.data, "valid")
     booster = lightgbm.Booster(model_file=tmp_path / "model.txt")
     values = []
     for trees in range(1, 60):
         shorter = config.model_copy(update={"n_estimators": trees, "patience": None})
-        values.append(lambdamart.fit(shorter, tmp_path))
+        values.append(LambdaMART(shorter).fit(tmp_path))
     assert reached == max(values)
     assert booster.num_trees() == values.index(max(values)) + 1
     assert len(lists) == 21

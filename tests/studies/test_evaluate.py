@@ -21,7 +21,8 @@ from rankfall.training.config.ranker_config import validate
 from rankfall.training.evaluation import evaluate
 from rankfall.training.measured_lists import measure_scores as measure
 from rankfall.training.measured_lists import score
-from rankfall.training.train_ranker import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_ranker import load_run
 from support.command_line import run
 from support.planted import config_for
 from support.sealing import seal_again

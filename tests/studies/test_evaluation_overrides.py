@@ -17,7 +17,7 @@ from rankfall.studies.results import SplitEvaluation
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.config.ranker_config import validate
-from rankfall.training.train_cascade import train
+from rankfall.training.methods import train
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.logs import DAYS, ITEMS, random_log

@@ -23,6 +23,7 @@ from rankfall.studies.search_space import load_search
 from rankfall.studies.tune import DEATHS, tune
 from rankfall.studies.workers import Failure
 from rankfall.training import trackers as track
+from rankfall.training.methods import TrainingMethod
 from rankfall.training.run_directory import EnvironmentFailure, Step, Stopped, TrainingError, TrainResult
 from support.command_line import run as command
 from support.interrupted import cascade_content, train
@@ -62,13 +63,14 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainConfig]]
         trained: list[TrainConfig] = []
 
         def run(
-            config: TrainConfig,
+            method: TrainingMethod[Any, Any],
             directory: Path,
             *,
             progress: Callable[[Step], None],
             on_notice: Callable[[str], None],
             stop: Callable[[], int],
         ) -> TrainResult:
+            config = method.config
             trained.append(config)
             metric = config.training.metric
             values = validations(config)
@@ -81,7 +83,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fake], list[TrainConfig]]
             best = max(values)
             return TrainResult(best, values.index(best) + 1, len(values), 0.5, 10)
 
-        monkeypatch.setattr(tuning, "continue_run", run)
+        monkeypatch.setattr(TrainingMethod, "complete", run)
         return trained
 
     return install

@@ -12,7 +12,7 @@ from rankfall.data import ImpressionLog
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.storage.files import locked
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import train
+from rankfall.training.methods import train
 from support.command_line import run
 
 if TYPE_CHECKING:

@@ -99,9 +99,9 @@ def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], N
     def work(task: Task) -> None:
         from rankfall.training.distributed import ray_backend
         from rankfall.training.distributed.group import LostError
-        from rankfall.training.train_cascade import LogLearner
+        from rankfall.training.train_cascade import CascadeLearner
 
-        step = LogLearner.step
+        step = CascadeLearner.step
 
         def note(text: str) -> None:
             with notes.open("a") as file:
@@ -114,7 +114,7 @@ def until_the_second_raises(notes: Path, error: Exception) -> Callable[[Task], N
                 raise error
             return step(self, batch, position)
 
-        LogLearner.step = slow  # type: ignore[method-assign]
+        CascadeLearner.step = slow  # type: ignore[method-assign]
         try:
             ray_backend._work(task)
         except LostError as lost:

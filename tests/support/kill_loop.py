@@ -19,7 +19,7 @@ from rankfall.studies.stream.run_stream import stream_methods
 from rankfall.studies.stream.stream_config import load_stream
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import load_config
-from rankfall.training.train_cascade import train
+from rankfall.training.methods import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable

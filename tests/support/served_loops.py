@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import train
+from rankfall.training.methods import train
 from support.bundles import exported
 from support.served_records import prepared_log, served_spec
 

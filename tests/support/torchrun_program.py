@@ -21,7 +21,7 @@ from rankfall.training.build import with_depths
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group, joined
 from rankfall.training.learner import Position
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 from support.interrupted import cascade_content, train
 from support.logs import DAYS
 
@@ -69,7 +69,7 @@ def worst_difference(directory: Path, objective: dict[str, Any], group: Group) -
     content["objective"] = objective
     config = with_depths(validate_cascade(content), log.spec.stage_names)
     torch.manual_seed(0)
-    learner = LogLearner(config, directory, log, group)
+    learner = CascadeLearner(config, directory, log, group)
     learner.network.double()
     alone = copy.deepcopy(learner.network)
     learner.network = group.wrap(learner.network)
@@ -127,7 +127,7 @@ def statistics(directory: Path, group: Group) -> dict[str, list[float]]:
         validate_cascade(json.loads((directory / "train-normed.json").read_text())), log.spec.stage_names
     )
     torch.manual_seed(0)
-    learner = LogLearner(config, directory, log, group)
+    learner = CascadeLearner(config, directory, log, group)
     learner.network = group.wrap(learner.network)
     assert isinstance(learner.network, nn.parallel.DistributedDataParallel)
     assert not learner.network.broadcast_buffers  # broadcasting would hide differences

@@ -17,7 +17,7 @@ from rankfall._config import ConfigError
 from rankfall._lists import top_labels
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import forms
-from rankfall.training import cascade_loaders, train_cascade
+from rankfall.training import cascade_loaders
 from rankfall.training import measured_lists as measure_cascade
 from rankfall.training.build import make_cascade
 from rankfall.training.cascade_metrics import MeasuredFunnel, graded_truth, ground_truth, measure_lists, user_feature
@@ -26,6 +26,7 @@ from rankfall.training.config.component_checks import RESERVED, shown_name
 from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
 from rankfall.training.learner import ScoredBatch
+from rankfall.training.methods import train
 from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec
 
@@ -278,7 +279,7 @@ def test_impressions_of_users_never_seen_are_units_of_their_own(tmp_path: Path) 
 def test_feedback_that_the_log_does_not_have_is_refused(sized_log: Path, tmp_path: Path) -> None:
     config = validate_cascade(content(sized_log, feedback={"likes": "sum", "click": "rate"}))
     with pytest.raises(ConfigError, match=r"feedback: found 'likes', did you mean 'like'; .* is click, like"):
-        train_cascade.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

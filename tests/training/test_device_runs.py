@@ -23,7 +23,7 @@ from rankfall.training.device import CPU
 from rankfall.training.distributed.group import ALONE, Group
 from rankfall.training.learner import Learner, Position
 from rankfall.training.run_directory import Stopped, TrainingError
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 from support.cascades import content, liked_log
 from support.interrupted import cascade_content, outcome, train
 from support.logs import DAYS
@@ -112,7 +112,7 @@ def test_one_step_of_every_objective_and_model(name: str, liked: Path, tmp_path:
 
     def trained() -> tuple[dict[str, Tensor], list[Any]]:
         torch.manual_seed(0)
-        learner = LogLearner(config, tmp_path, log, ALONE)
+        learner = CascadeLearner(config, tmp_path, log, ALONE)
         batches = [batch for batch, _ in zip(learner.loader, range(2), strict=False)]
         results = []
         for batch in batches:  # objectives that alternate between stages train another one in the second batch
@@ -142,7 +142,7 @@ def test_results_are_totals_over_all_processes(liked: Path, tmp_path: Path) -> N
 
     def results(group: Group) -> list[StepResult]:
         torch.manual_seed(0)
-        learner, position = LogLearner(config, tmp_path, log, group), Position()
+        learner, position = CascadeLearner(config, tmp_path, log, group), Position()
         batches = [batch for batch, _ in zip(learner.loader, range(2), strict=False)]
         if learner.placement.is_cpu:
             return [learner.step(batch, position) for batch in batches]

@@ -21,7 +21,8 @@ from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.item_weights import ItemWeights, item_weights
-from rankfall.training.train_cascade import LogLearner, build_objective, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import CascadeLearner, build_objective
 from support.cascades import content, liked_log
 from support.sealing import edit_manifest
 
@@ -200,7 +201,7 @@ def test_the_terms_of_training_are_weighted(log: Path, tmp_path: Path) -> None:
     opened = ImpressionLog.load(log)
     config = validate_cascade(content(log, weight={"of": "click", "scale": 4.0}))
     torch.manual_seed(0)
-    learner = LogLearner(config, tmp_path, opened, LogLearner.group, build_objective(opened, config))
+    learner = CascadeLearner(config, tmp_path, opened, CascadeLearner.group, build_objective(opened, config))
     batch = batch_of(opened)
     found, _ = learner.network(batch)
     given = {"relevance": batch.relevance, "depth": batch.depth, "mask": batch.mask}
@@ -239,7 +240,7 @@ def test_valuable_items_are_kept_first(tmp_path: Path) -> None:
         settings = content(log, training={"epochs": 3}, **changes) | {"objective": {"name": "bce"}}
         torch.manual_seed(0)
         config = validate_cascade(settings)
-        learner = LogLearner(config, tmp_path, opened, LogLearner.group, build_objective(opened, config))
+        learner = CascadeLearner(config, tmp_path, opened, CascadeLearner.group, build_objective(opened, config))
         position = SimpleNamespace(step=0, epoch=1, gradients={})
         for _ in range(3):
             for batch in learner.loader:

@@ -21,7 +21,8 @@ from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.distributed.group import Group
 from rankfall.training.measured_lists import measure_cascade as measure
 from rankfall.training.measured_lists import production_left, short_lists
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import load_run
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.logs import DAYS, ITEMS, random_log, spec

@@ -16,8 +16,8 @@ from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.studies.stream.day_learner import train_days
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.item_weights import PropensityWeights
+from rankfall.training.methods import train
 from rankfall.training.run_directory import TrainingError
-from rankfall.training.train_cascade import train
 from support.logs import random_log
 from support.standin_device import DEVICE, standin_device
 

@@ -18,7 +18,7 @@ from rankfall.training.config.load_config import merge
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.run_directory import Stopped, read_config
 from rankfall.training.start_weights import rows_of
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 from support.growing_logs import NAMES, append_day, growing_log
 from support.interrupted import cascade_content, outcome, train
 from support.streams import run_outcome, stream_content
@@ -49,7 +49,7 @@ def started(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def test_the_first_weights_are_those_of_the_other_run(folder: Path) -> None:
     log = ImpressionLog.load(folder / "log")
-    learner = LogLearner(with_depths(validate_cascade(started(folder)), log.spec.stage_names), folder, log, ALONE)
+    learner = CascadeLearner(with_depths(validate_cascade(started(folder)), log.spec.stage_names), folder, log, ALONE)
     fresh = {name: weight.clone() for name, weight in learner.cascade.state_dict().items()}
     learner.begin()
     other = Cascade.load(folder / "run/checkpoints/best.safetensors").state_dict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -32,8 +31,9 @@ from rankfall.training.config.component_checks import higher_is_better, measures
 from rankfall.training.config.load_config import set_option
 from rankfall.training.learner import ScoredBatch, clip_gradients
 from rankfall.training.measured_lists import measure_cascade as measure
+from rankfall.training.methods import train
 from rankfall.training.run_directory import TrainingError
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.train_cascade import load_run
 from support.cascades import content, liked_log
 from support.logs import DAYS, item_columns, random_day, write_log
 from support.sealing import edit_manifest
@@ -566,26 +566,6 @@ def test_test_lists_are_filled_up_from_the_batch_or_from_all_items(funnel_log: P
             assert bool(batch.mask.all())
             foreign += sum(item not in own for item in batch.item[:, 40:].flatten().tolist())
         assert (foreign > 0) == (pool == "items")
-
-
-def test_runs_with_full_labels_keep_their_names(funnel_log: Path, tmp_path: Path) -> None:
-    settings = funnel_content(funnel_log, None) | {"methods": {"one": {}}}
-    plan = make_plan(validated(ComparisonConfig, settings, "comparison"), tmp_path)
-    [[run]] = plan.trials().values()
-    later = {"validate_every", "device", "precision", "compile", "start_from"}
-    content = run.config.model_dump(
-        mode="json",
-        exclude={
-            # all but the path did not exist when names were fixed
-            "data": {"path", "labels", "length_from", "least_informative"},
-            "stage_metrics": True,
-            "weight": True,  # neither did this key
-            "feedback": True,
-            "training": {"checkpoint_every", "keep", "track", "mlflow", *later},
-        },
-    )
-    text = json.dumps([content, plan.data_checksum], sort_keys=True)
-    assert run.directory.name == f"fs_ranknet-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def test_names_of_runs_do_not_depend_on_the_device(funnel_log: Path, tmp_path: Path) -> None:

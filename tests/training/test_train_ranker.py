@@ -25,8 +25,9 @@ from rankfall.training.checks import Ranker, make_ranker
 from rankfall.training.config.ranker_config import LossConfig, validate
 from rankfall.training.config.sections import OptimizerConfig
 from rankfall.training.measured_lists import score
+from rankfall.training.methods import train
 from rankfall.training.run_directory import Step, TrainingError, is_finished, read_result
-from rankfall.training.train_ranker import Epoch, load_run, train
+from rankfall.training.train_ranker import Epoch, load_run
 from support.command_line import run
 from support.components import required_options
 from support.planted import config_for, plant
@@ -244,7 +245,7 @@ def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
 def test_clipping_bounds_the_first_step(data: Path, tmp_path: Path) -> None:
     settings = config_for(data, optimizer={"name": "sgd", "lr": 1.0, "clip": 1e-3}, training={"epochs": 1, "batch": 80})
     first: list[Tensor] = []
-    train(validate(settings), tmp_path / "run", on_validation=lambda _, model: first.append(_flat(model)))
+    train(validate(settings), tmp_path / "run", on_epoch=lambda _, learner: first.append(_flat(learner.model)))
     torch.manual_seed(0)  # as the training does, to draw the weights it started from
     start = make_ranker(validate(settings).model, load_run(tmp_path / "run")[1].scaling, None)
     assert (first[0] - _flat(start)).norm().item() == pytest.approx(1e-3, rel=1e-3)
@@ -260,7 +261,7 @@ def _flat(model: Ranker) -> Tensor:
 def test_training_stops_when_validation_does_not_improve(data: Path, tmp_path: Path) -> None:
     seen: list[Epoch] = []
     config = validate(config_for(data, training={"epochs": 100, "patience": 2}))
-    result = train(config, tmp_path / "run", on_validation=lambda epoch, _: seen.append(epoch))
+    result = train(config, tmp_path / "run", on_epoch=lambda epoch, _: seen.append(epoch))
     values = [epoch.metric for epoch in seen]
     assert result.epochs == len(values) == result.best_epoch + 2 < 100
     assert result.best_metric == max(values) == values[result.best_epoch - 1]
@@ -272,11 +273,11 @@ def test_training_stops_when_validation_does_not_improve(data: Path, tmp_path: P
 def test_a_metric_that_should_be_low_is_made_low(data: Path, tmp_path: Path) -> None:
     seen: list[float] = []
     config = validate(config_for(data, training={"metric": "arp", "epochs": 6}))
-    result = train(config, tmp_path / "run", on_validation=lambda epoch, _: seen.append(epoch.metric))
+    result = train(config, tmp_path / "run", on_epoch=lambda epoch, _: seen.append(epoch.metric))
     assert result.best_metric == min(seen) < seen[0]
 
 
-def test_on_validation_and_progress_hear_everything(data: Path, tmp_path: Path) -> None:
+def test_on_epoch_and_progress_hear_everything(data: Path, tmp_path: Path) -> None:
     steps: list[Step] = []
     config = validate(config_for(data))
     train(config, tmp_path / "run", progress=steps.append)
@@ -352,7 +353,7 @@ def test_a_loaded_run_scores_as_the_trained_model(data: Path, tmp_path: Path) ->
     last: list[Tensor] = []
     split = RankingData.load(data)["S4"]
     content = {**config_for(data, loss={"name": "grade_softmax_loss"}), "model": {"hidden": [8], "dropout": 0.5}}
-    train(validate(content), tmp_path / "run", on_validation=lambda _, model: last.append(score(model, split)))
+    train(validate(content), tmp_path / "run", on_epoch=lambda _, learner: last.append(score(learner.model, split)))
     config, model = load_run(tmp_path / "run", checkpoint="last")
     assert model.grades == 4
     assert config.loss == validate(content).loss

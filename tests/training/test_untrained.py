@@ -19,8 +19,8 @@ from rankfall.training.checks import sample_labels
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.load_config import merge
 from rankfall.training.learner import Learner, Position, StepResult
+from rankfall.training.methods import train
 from rankfall.training.run_directory import TrainingError
-from rankfall.training.train_cascade import train
 from support.cascades import content, liked_log
 from support.interrupted import train as train_any
 from support.logs import DAYS

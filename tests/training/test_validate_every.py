@@ -9,7 +9,7 @@ import pytest
 
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.run_directory import read_lines, read_result
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 from support.interrupted import cascade_content, outcome, train
 from support.logs import random_log
 from support.resuming import Interrupted, after
@@ -74,11 +74,11 @@ def test_patience_counts_validations(
     """The first validation is the best; training stops after `patience` more, or at the end."""
     calls: list[int] = []
 
-    def worse(self: LogLearner) -> dict[str, float]:
+    def worse(self: CascadeLearner) -> dict[str, float]:
         calls.append(1)
         return {"joint_recall": 1 / len(calls)}
 
-    monkeypatch.setattr(LogLearner, "validate", worse)
+    monkeypatch.setattr(CascadeLearner, "validate", worse)
     changes: dict[str, Any] = {"epochs": 10, "validate_every": every, "patience": patience}
     result = train(cascade_content(log, training=changes), tmp_path / "run")
     assert result.epochs == epochs

@@ -449,7 +449,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
         if len(of_method) == expected and all(is_done(Step(run, "test")) for run in of_method)
     }
     schemas = [set(pq.read_schema(run.directory / VALUES).names) for of_method in tested.values() for run in of_method]
-    metrics = with_value(plan.metrics, schemas)
+    metrics = with_value(plan.config.measured, schemas)
     tables = {
         method: pa.concat_tables(_values(run, metrics) for run in of_method) for method, of_method in tested.items()
     }

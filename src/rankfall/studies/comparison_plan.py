@@ -14,7 +14,7 @@ import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
@@ -22,15 +22,15 @@ from rankfall._config import ConfigError, Section, explain, read_source, shown
 from rankfall._errors import did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
-from rankfall.training.config.cascade_config import CascadeTrainingConfig, validate_cascade
+from rankfall.training.config.cascade_config import CascadeTrainingConfig
 from rankfall.training.config.component_checks import measures
-from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option
-from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig, validate
+from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option, validate_any
+from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig
 from rankfall.training.config.sections import Count, Names
 from rankfall.training.run_directory import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rankfall._config import ConfigLike
     from rankfall.studies.results import Settings
@@ -123,6 +123,19 @@ class ComparisonConfig(Section):
     )
     jobs: Count = Field(default=1, description="Runs at the same time.")
 
+    @property
+    def kind(self) -> Literal["ranker", "cascade"]:
+        """Kind of the methods that do not name one. Nothing else asks whether there are stages."""
+        return "cascade" if self.stages else "ranker"
+
+    @property
+    def measured(self) -> list[str]:
+        """Metrics that every method is evaluated by."""
+        if self.kind == "ranker":
+            return list(dict.fromkeys(self.metrics)) or DEFAULT_METRICS
+        names = [stage.get("name", "") for stage in self.stages]
+        return measures(names, self.stage_metrics, self.feedback, complete=self.data.get("length") != "all")
+
     @model_validator(mode="after")
     def _the_reference_is_a_method(self) -> Self:
         if self.against is not None and self.against not in self.methods:
@@ -145,61 +158,11 @@ class ComparisonConfig(Section):
 RunConfig: TypeAlias = TrainConfig | BaselineConfig
 
 _OWN = ("tune", "kind")  # keys of a method besides its changes
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What a comparison of rankers and one of cascades differ in.
-
-    Attributes:
-        name: Kind of the methods that do not name one.
-        sections: Sections of the configuration that a method may change.
-        foreign: Sections that only the other kind has.
-        training: Class of the section `training`.
-        metrics: Returns the metrics of the evaluation.
-        validate: Validates the configuration of a run; also receives those metrics and a prefix of messages.
-        baselines: Kinds of methods that may take part besides.
-        common: Sections that are the same for all methods.
-    """
-
-    name: str
-    sections: tuple[str, ...]
-    foreign: tuple[str, ...]
-    training: type[TrainingConfig | CascadeTrainingConfig]
-    metrics: Callable[[ComparisonConfig], list[str]]
-    validate: Callable[[dict[str, Any], list[str], str], TrainConfig]
-    baselines: tuple[str, ...] = ()
-    common: tuple[str, ...] = ()
-
-
-_RANKERS = _Kind(
-    "ranker",
-    ("data", "model", "loss", "optimizer", "training"),
-    ("relevant", "share", "objective", "stage_metrics", "feedback", "weight"),
-    TrainingConfig,
-    metrics=lambda config: list(dict.fromkeys(config.metrics)) or DEFAULT_METRICS,
-    validate=lambda content, metrics, where: validate(content | {"metrics": metrics}, where=where),
-    baselines=tuple(BASELINES),
-)
-_CASCADES = _Kind(
-    "cascade",
-    ("data", "relevant", "stages", "share", "objective", "weight", "optimizer", "training"),
-    ("model", "loss", "metrics"),
-    CascadeTrainingConfig,
-    metrics=lambda config: measures(
-        [stage.get("name", "") for stage in config.stages],
-        config.stage_metrics,
-        config.feedback,
-        complete=config.data.get("length") != "all",
-    ),
-    validate=lambda content, metrics, where: validate_cascade(content, where=where),
-    common=("stage_metrics", "feedback"),
-)
-
-
-def _kind_of(config: ComparisonConfig) -> _Kind:
-    """Return the kind of a comparison. Nothing else asks whether it has stages."""
-    return _CASCADES if config.stages else _RANKERS
+_SECTIONS = {  # that a method may change, by the kind of the methods that do not name one
+    "ranker": ("data", "model", "loss", "optimizer", "training"),
+    "cascade": ("data", "relevant", "stages", "share", "objective", "weight", "optimizer", "training"),
+}
+_COMMON = {"ranker": ("metrics",), "cascade": ("stage_metrics", "feedback")}  # the same for all methods
 
 
 def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
@@ -242,14 +205,12 @@ class Plan:
     _resolved: dict[str, RunConfig] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def metrics(self) -> list[str]:
-        """Metrics that every method is evaluated by."""
-        return _kind_of(self.config).metrics(self.config)
-
-    @property
     def validation_metric(self) -> str:
         """Metric by which settings are chosen."""
-        return validated(_kind_of(self.config).training, self.config.training, "training").metric
+        section: type[TrainingConfig | CascadeTrainingConfig] = (
+            CascadeTrainingConfig if self.config.kind == "cascade" else TrainingConfig
+        )
+        return validated(section, self.config.training, "training").metric
 
     def run(self, method: str, fold: str, settings: Settings, seed: int) -> Run:
         """Return the run of a method on a fold with settings of its grid and a seed."""
@@ -285,22 +246,24 @@ class Plan:
     def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
         changes = dict(self.config.methods[method] or {})
         changes.pop("tune", None)
-        own, where = _kind_of(self.config), f"methods.{method}"
-        kind = changes.pop("kind", own.name)
+        own, where, metrics = self.config.kind, f"methods.{method}", self.config.measured
+        kind = changes.pop("kind", own)
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
-        if kind == own.name:
-            check_keys(changes, [*own.sections, *_OWN], where)
-            sections = {name: getattr(self.config, name) for name in (*own.sections, *own.common)}
+        if kind == own:
+            check_keys(changes, [*_SECTIONS[own], *_OWN], where)
+            sections = {name: getattr(self.config, name) for name in (*_SECTIONS[own], *_COMMON[own])}
+            if own == "ranker":
+                sections["metrics"] = metrics
             given = {name: value for name, value in sections.items() if value is not None} | {"data": data}
             content = merge(given, changes)
             for key, value in {**settings, "training.seed": seed}.items():
                 content = set_option(content, key, value, where=where)
-            return own.validate(content, self.metrics, where)
-        if not own.baselines:
-            raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are {own.name}s")
-        if kind not in own.baselines:
-            raise ConfigError(f"{where}.kind: found {kind!r}, expected {own.name}, {' or '.join(own.baselines)}")
-        given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": self.metrics, "seed": seed}
+            return validate_any(content, where=where)
+        if own == "cascade":
+            raise ConfigError(f"{where}.kind: found {kind!r}, all methods of this comparison are cascades")
+        if kind not in BASELINES:
+            raise ConfigError(f"{where}.kind: found {kind!r}, expected ranker, {' or '.join(BASELINES)}")
+        given = {"kind": kind, "data": data, "metric": self.validation_metric, "metrics": metrics, "seed": seed}
         fields = BASELINES[kind].model_fields
         check_keys(changes, [*(key for key in fields if key not in given), *_OWN], where)
         known = {key: value for key, value in given.items() if key in fields}
@@ -339,10 +302,10 @@ def _runs(plan: Plan) -> list[Run]:
 def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
     if "path" not in config.data:
         raise ConfigError("data.path: missing, expected a directory made by 'rankfall prepare'")
-    kind = _kind_of(config)
-    for section in kind.foreign:
-        if getattr(config, section):
-            raise ConfigError(f"{section}: found in a comparison of {kind.name}s, which do not have this section")
+    for other in _SECTIONS.keys() - {config.kind}:
+        for section in (*_SECTIONS[other], *_COMMON[other]):
+            if section not in _SECTIONS[config.kind] and getattr(config, section):
+                raise ConfigError(f"{section}: found in a comparison of {config.kind}s, which do not have this section")
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
     return Plan(config, folds, _candidates(config), out, data_checksum)
 
@@ -386,8 +349,7 @@ def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
         raise ConfigError(f"methods.{method}.tune: found {shown(own)}, expected keys with lists of values")
     if own == {} and "tune" in changes:
         return [{}]
-    name = _kind_of(config).name
-    values = {**config.tune, **own} if changes.get("kind", name) == name else own
+    values = {**config.tune, **own} if changes.get("kind", config.kind) == config.kind else own
     points = math.prod(map(len, values.values()))
     if points > MAX_POINTS:
         raise ConfigError(f"methods.{method}.tune: found a grid of {points:,} points, expected at most {MAX_POINTS:,}")

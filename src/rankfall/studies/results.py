@@ -21,7 +21,7 @@ True
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, TypeAlias
 
 from rankfall._config import Number, Result, ResultError
 from rankfall._tables import Tables
@@ -192,55 +192,6 @@ class RunFailure(Result):
     message: str
 
 
-class MethodTable(Protocol):
-    """Methods by metrics: the part that a comparison, a stream and a day of a stream have in common."""
-
-    @property
-    def metrics(self) -> list[str]:
-        """Names of the metrics, in the order of the table."""
-        ...
-
-    @property
-    def metric(self) -> str | None:
-        """The metric that the runs were trained for."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """Unit of the means and tests: queries, impressions or days."""
-        ...
-
-    @property
-    def seeds(self) -> list[int]:
-        """Seeds of the runs."""
-        ...
-
-    @property
-    def methods(self) -> list[MethodResult]:
-        """Methods with results."""
-        ...
-
-    @property
-    def tests(self) -> list[MethodTest]:
-        """Tests of every method against the best, by metric."""
-        ...
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Verdict on every method, by metric."""
-        ...
-
-    @property
-    def incomplete(self) -> list[str]:
-        """Methods without results."""
-        ...
-
-    @property
-    def failed(self) -> list[RunFailure]:
-        """Runs that failed."""
-        ...
-
-
 # --- one class per study ------------------------------------------------------------------------------------------
 
 
@@ -379,6 +330,10 @@ class StreamResult(Tables, Result):
             "runs": [run.to_json() for run in self.runs],
             "failed": [failure.to_json() for failure in (*self.failed, *self.refused)],
         }
+
+
+MethodTable: TypeAlias = ComparisonResult | StreamResult
+"""Methods by metrics, with tests and verdicts."""
 
 
 @dataclass(frozen=True)

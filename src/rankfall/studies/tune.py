@@ -34,7 +34,7 @@ from rankfall.studies.results import SearchResult, TrialResult
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.config.component_checks import higher_is_better
 from rankfall.training.config.load_config import dump_absolute
-from rankfall.training.methods import continue_run, method_of
+from rankfall.training.methods import method_of
 from rankfall.training.run_directory import CHECKPOINTS, RESUME_MUTABLE_KEYS, EnvironmentFailure, Stopped
 
 if TYPE_CHECKING:
@@ -452,8 +452,7 @@ def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
     optuna, search, number = load_optuna(), study.search, trial.number
     try:
         config = _without_test(search.config(search.read(trial.params)))
-        result = continue_run(
-            config,
+        result = method_of(config).complete(
             study.directory(number),
             progress=_progress(study, trial, listeners.on_step),
             on_notice=lambda text: listeners.on_notice(number, text),

@@ -91,10 +91,10 @@ def make_loss(config: LossConfig) -> tuple[nn.Module, list[Temperature]]:
             return cast("nn.Module", component(**options)), temperatures
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss: {config.name} refuses its options: {error}") from None
-    return _LossFunction(partial(component, **options)), temperatures
+    return LossFunction(partial(component, **options)), temperatures
 
 
-class _LossFunction(nn.Module):
+class LossFunction(nn.Module):
     """A loss function as a module. Losses with trained weights are modules already."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
@@ -107,7 +107,7 @@ class _LossFunction(nn.Module):
         if weight is None:
             return self.function(scores, labels, mask=mask)
         if not self.takes_weight:
-            raise ValueError("weight: the loss has no parameter `weight`, so that items cannot have weights")
+            raise TypeError("weight: the loss has no parameter `weight`, so that items cannot have weights")
         return self.function(scores, labels, mask=mask, weight=weight)
 
 

@@ -178,7 +178,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadStep(Generic[BatchT]):
-    """A batch that was trained on a device, whose results were not copied to the host yet.
+    """A batch whose results were not looked at yet, which on a device waits for it.
 
     Attributes:
         batch: The batch.
@@ -247,44 +247,39 @@ class Learner(ABC, Generic[BatchT]):
         """Return the error for a loss, gradient or score that became NaN, infinite or too large in a batch."""
 
     def step(self, batch: BatchT, position: Position) -> StepResult:
-        """Update the weights with one batch, and return its result."""
-        if not self.placement.is_cpu:
-            return self.read([self.launch(batch, position)], position)[0]
-        terms, finite = self._begin(batch, position)
-        bad = next((what for what, is_finite in finite.items() if not is_finite), "")
-        own = [math.nan if bad else float(term.detach()) * len(batch) for term in terms.values()]
-        count, *sums = self.group.totals([len(batch), *own])
-        if not all(map(math.isfinite, sums)):  # in all processes
-            with self.group.together():
-                if not all(map(math.isfinite, own)):
-                    raise self.diverged(bad or "the loss", batch, position)
-        self._backward(terms, len(batch) * self.group.world / count)
-        if not clip_gradients(self.trained, self.clip).isfinite():
-            with self.group.together():
-                raise self.diverged("the gradient", batch, position)
-        moved = [name for name, weights in self._unmoved(position).items() if _has_gradient(weights)]
+        """Update the weights with one batch, and return its result. Weights of a batch that fails stay as they were."""
+        unread = self._compute(batch, position)
+        (result,) = self.read([unread], position)
         self.optimizer.step()
-        return StepResult(int(count), dict(zip(terms, sums, strict=True)), moved)
+        return result
 
     def launch(self, batch: BatchT, position: Position) -> UnreadStep[BatchT]:
         """Update the weights with one batch on a device, without waiting for it."""
-        terms, finite = self._begin(batch, position)
+        unread = self._compute(batch, position)
+        self.optimizer.step()
+        return unread
+
+    def _compute(self, batch: BatchT, position: Position) -> UnreadStep[BatchT]:
+        """Compute the gradients of a batch. They are averaged over the processes, whose shares differ in size."""
+        self.optimizer.zero_grad()
+        for temperature in self.temperatures:
+            temperature.set(position.step / max(1, self.batches - 1))
+        terms, finite = self.terms(batch, position)
         (count,) = self.group.totals([len(batch)])
-        self._backward(terms, len(batch) * self.group.world / count)
+        loss = torch.stack(list(terms.values())).sum() * (len(batch) * self.group.world / count)
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss has no gradient: no term is computed from the scores. Are they detached, or converted to "
+                "numbers or NumPy arrays?"
+            )
+        loss.backward()
         norm = clip_gradients(self.trained, self.clip)
         parts = self._unmoved(position)
         largest = [_largest_gradient(weights, norm) for weights in parts.values()]
-        self.optimizer.step()
         values = [*(term.detach() for term in terms.values()), *finite.values(), *largest, norm]
-        return UnreadStep(
-            batch,
-            position.batch,
-            int(count),
-            list(terms),
-            list(finite),
-            list(parts),
-            torch.stack([value.float() for value in values]),
-        )
+        kind = torch.float64 if self.placement.is_cpu else torch.float32  # not every device has float64
+        table = torch.stack([value.to(kind) for value in values])
+        return UnreadStep(batch, position.batch, int(count), list(terms), list(finite), list(parts), table)
 
     def read(self, unread: Sequence[UnreadStep[BatchT]], position: Position) -> list[StepResult]:
         """Wait for batches that were launched, and return their results.
@@ -312,23 +307,6 @@ class Learner(ABC, Generic[BatchT]):
             with self.group.together():
                 raise self.diverged("the gradient", step.batch, then)
         return StepResult(step.count, dict(zip(step.terms, sums, strict=True)), row.moved)
-
-    def _begin(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Reset gradients, set temperatures and compute the terms of the loss."""
-        self.optimizer.zero_grad()
-        for temperature in self.temperatures:
-            temperature.set(position.step / max(1, self.batches - 1))
-        return self.terms(batch, position)
-
-    def _backward(self, terms: Mapping[str, Tensor], weight: float) -> None:
-        """Compute the gradients. They are averaged over the processes, whose shares of the batch differ in size."""
-        loss = torch.stack(list(terms.values())).sum() * weight
-        if not loss.requires_grad:
-            raise TrainingError(
-                "the loss has no gradient: no term is computed from the scores. Are they detached, or converted to "
-                "numbers or NumPy arrays?"
-            )
-        loss.backward()
 
     def _unmoved(self, position: Position) -> dict[str, list[nn.Parameter]]:
         """Return the parts that are not known to have moved in this epoch; gradients are equal in all processes."""
@@ -445,12 +423,6 @@ def _largest_gradient(parameters: Iterable[Tensor], like: Tensor) -> Tensor:
     values = [one._values() if one.is_sparse else one for one in gradients]
     values = [one for one in values if one.numel()]
     return nn.utils.get_total_norm(values, math.inf) if values else torch.zeros_like(like)
-
-
-def _has_gradient(parameters: Iterable[Tensor]) -> bool:
-    """Return whether any gradient is other than 0. The last parameters are the likeliest, and end the search."""
-    gradients = (parameter.grad for parameter in reversed(list(parameters)) if parameter.grad is not None)
-    return any(bool((one._values() if one.is_sparse else one).any()) for one in gradients)
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tensor:

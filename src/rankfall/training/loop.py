@@ -15,7 +15,7 @@ import math
 import time
 import warnings
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -70,11 +70,29 @@ if TYPE_CHECKING:
     from rankfall.training.learner import Learner
 
     Progress = Callable[[Step], None]
+    OnEpoch = Callable[[Any, Any], None]
     OnNotice = Callable[[str], None]
 
 BEST, LAST = "best.safetensors", "last.safetensors"
 UNREAD_STEPS, UNREAD_SECONDS = 32, 0.5  # on a device, results are read after this number of batches or seconds
 LOCK_TIMEOUT = 30.0  # seconds for a lost process to release the lock of the directory
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A training run whose configuration and data are checked, and of which nothing was written or drawn yet.
+
+    Attributes:
+        config: Configuration of the run.
+        data: Checksums of the parts of the data.
+        make_learner: Makes the learner for a run directory, with a function that is called with warnings.
+        files: Names and contents of further files of the run.
+    """
+
+    config: TrainConfig
+    data: Mapping[str, str]
+    make_learner: Callable[[Path, OnNotice], Learner[Any]]
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Loop(Generic[BatchT]):
@@ -86,7 +104,7 @@ class Loop(Generic[BatchT]):
         out: Run directory.
         data: Checksums of the parts of the data. A run can be resumed with the same data only.
         progress: Called after every batch.
-        on_epoch: Called after every epoch with its line of ``metrics.jsonl``.
+        on_epoch: Called after every epoch with its line of ``metrics.jsonl`` and the learner.
         stop: Called after every batch. A true value writes a checkpoint and raises :class:`Stopped`.
 
     Attributes:
@@ -104,7 +122,7 @@ class Loop(Generic[BatchT]):
         *,
         data: Mapping[str, str],
         progress: Progress = lambda step: None,
-        on_epoch: Callable[[Any], None] = lambda epoch: None,
+        on_epoch: OnEpoch = lambda epoch, learner: None,
         stop: Callable[[], int] = lambda: False,
     ) -> None:
         self.learner, self.group, self.out = learner, learner.group, out
@@ -113,7 +131,7 @@ class Loop(Generic[BatchT]):
         self.progress, self.on_epoch, self.stop = progress, on_epoch, stop
         self.on_notice: OnNotice = warnings.warn
         if not self.group.first:
-            self.progress = self.on_epoch = lambda value: None
+            self.progress, self.on_epoch = lambda step: None, lambda epoch, learner: None
         self.checkpoints = Checkpoints(out / CHECKPOINTS, self.settings.keep)
         self.position = Position()
         self.trackers = Trackers(config, out)  # raises before anything is written if a package is missing
@@ -267,7 +285,7 @@ class Loop(Generic[BatchT]):
             with self.writing():
                 self._write_epoch(is_best=is_best)
         self.trackers.log(place.lines[-1], place.step)
-        self.on_epoch(epoch)
+        self.on_epoch(epoch, self.learner)
         place.next_epoch()
 
     def _write_epoch(self, *, is_best: bool) -> None:
@@ -484,8 +502,7 @@ def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_n
         on_notice: Called with warnings.
     """
     out, group = loop.out, loop.group
-    if not group.first:
-        on_notice = _ignore
+    on_notice = on_notice if group.first else lambda text: None  # the other processes print nothing
     loop.on_notice = on_notice
     loop.check_same_on_all_processes()
     if not (resume and any(group.gather(group.first and bool(loop.checkpoints.paths())))):
@@ -529,10 +546,6 @@ def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool
         for name, text in files.items():
             write_file(loop.out / name, text)
         seal_run(loop.out, (loop.out / name for name in files))
-
-
-def _ignore(text: str) -> None:
-    """Callback of the other processes, which print nothing."""
 
 
 def _made_by(learner: Learner[Any]) -> dict[str, str]:

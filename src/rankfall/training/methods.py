@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -24,7 +25,6 @@ from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
-from rankfall.metrics.named import parse
 from rankfall.models.embedding import UnknownIdError
 from rankfall.registry.references import changed, short_name
 from rankfall.storage.disk import delete_tree
@@ -37,16 +37,21 @@ from rankfall.training.cascade_loaders import cascade_with_defaults, ranker_with
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.checks import trained_labels
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.component_checks import JOINT, higher_is_better
+from rankfall.training.config.component_checks import JOINT
+from rankfall.training.config.load_config import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
-from rankfall.training.device import placement_of
+from rankfall.training.device import placement_of, seeded
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import Evaluation, evaluate
+from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.measured_lists import MeasuredLists, fit_warning, score, short_lists
 from rankfall.training.run_directory import (
+    CONFIG,
+    DATA,
     LOG,
     OwnCodeError,
+    component_files,
     is_marked_for_replacement,
     own_code,
     read_json,
@@ -68,7 +73,7 @@ if TYPE_CHECKING:
     from rankfall.training.checks import Ranker
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
-    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.loop import OnEpoch, OnNotice, Prepared, Progress
     from rankfall.training.run_directory import TrainResult
 
     OnImpressions = Callable[[int, int], None]
@@ -91,19 +96,11 @@ class Funnel:
 
 
 class Callbacks(TypedDict, total=False):
-    """Functions that a training run calls."""
+    """Functions that a training run calls, besides `on_notice`; see :func:`train`."""
 
     progress: Progress
-    on_notice: OnNotice
+    on_epoch: OnEpoch
     stop: Callable[[], int]
-
-
-class TrainOptions(Callbacks, total=False):
-    """Keyword arguments of :func:`rankfall.training.methods.train`."""
-
-    force: bool
-    resume: bool
-    group: Group
 
 
 class Method(ABC, Generic[Config, Data]):
@@ -116,38 +113,19 @@ class Method(ABC, Generic[Config, Data]):
         kind: ``"ranker"``, ``"cascade"`` or the ``kind`` of a baseline.
         unit: What is ranked and counted: ``"lists"`` or ``"impressions"``.
         funnel: Relevant items and quotas of a cascade. None for everything else.
+        title: The name of the loss, objective or baseline.
+        metric: The validation metric.
+        metrics: The metrics of the evaluation.
+        main_metric: The metric that reports show in detail.
     """
 
     kind: ClassVar[str]
     unit: ClassVar[str]
     funnel: Funnel | None = None
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The name of the loss, objective or baseline."""
-
-    @property
-    @abstractmethod
-    def metric(self) -> str:
-        """The validation metric."""
-
-    @property
-    @abstractmethod
-    def metrics(self) -> list[str]:
-        """The metrics of the evaluation."""
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that reports show in detail."""
-        return self.metric
-
-    @abstractmethod
-    def higher_is_better(self, metric: str) -> bool:
-        """Return whether higher values of a metric are better."""
+    def __init__(self, config: Config, title: str, metric: str, metrics: list[str]) -> None:
+        self.config, self.title, self.metric, self.metrics = config, title, metric, metrics
+        self.main_metric = metric
 
     def check_components(self, where: str = "config") -> None:
         """Build the loss or objective and call it on one list, to find options that do not fit each other.
@@ -254,26 +232,22 @@ class TrainingMethod(Method[Config, Data]):
         return []
 
     @abstractmethod
-    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
-        """Train and write a run directory; see :func:`rankfall.training.methods.train`."""
+    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
+        """Open and check the data of a training run, before anything is written or drawn."""
 
     def complete(
-        self,
-        directory: Path,
-        *,
-        on_notice: OnNotice = warnings.warn,
-        progress: Progress = lambda step: None,
-        stop: Callable[[], int] = lambda: False,
+        self, directory: Path, *, on_notice: OnNotice = warnings.warn, **callbacks: Unpack[Callbacks]
     ) -> TrainResult:
         """Train from the last checkpoint in a run directory, or from the beginning if there is none or all are damaged.
 
         Args:
             directory: Run directory, which need not exist.
             on_notice: Called with warnings, such as damaged checkpoints.
-            progress: Called after every batch.
-            stop: Called after every batch; a true value ends the run early.
+            **callbacks: Further ones of :func:`train`.
         """
-        resume = partial(self.train, directory, resume=True, progress=progress, on_notice=on_notice, stop=stop)
+        resume = partial(
+            train, cast("TrainConfig", self.config), directory, resume=True, on_notice=on_notice, **callbacks
+        )
         try:
             return resume()
         except DamagedError:
@@ -293,32 +267,9 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     unit: ClassVar[str] = "impressions"
 
     def __init__(self, config: CascadeConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, short_name(config.objective.name), config.training.metric, config.metrics)
+        self.main_metric = JOINT  # whatever the validation metric is
         self.funnel = Funnel(config.relevant, {stage.name: stage.quota for stage in config.stages})
-
-    @property
-    def title(self) -> str:
-        """The name of the objective."""
-        return short_name(self.config.objective.name)
-
-    @property
-    def metric(self) -> str:
-        """The validation metric."""
-        return self.config.training.metric
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics of the evaluation."""
-        return self.config.metrics
-
-    @property
-    def main_metric(self) -> str:
-        """The joint recall, whatever the validation metric is."""
-        return JOINT
-
-    def higher_is_better(self, metric: str) -> bool:
-        """Return whether higher values of a metric are better."""
-        return higher_is_better(metric)
 
     def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Return the options of the objective and of the model of each stage."""
@@ -384,10 +335,9 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     # --- a run --------------------------------------------------------------------------------------------------
 
-    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
-        """Train the cascade and write a run directory."""
-        with own_code(self.config, trains=True):
-            return train_cascade.train(self.config, out, **options)
+    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
+        """Open and check the log of a training run."""
+        return train_cascade.prepare(self.config, out, resume=resume, group=group)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
         """Load the cascade of a run, in evaluation mode."""
@@ -513,16 +463,6 @@ class ListMethod(Method[Config, RankingData]):
     unit: ClassVar[str] = "lists"
     config: Any
 
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics of the evaluation."""
-        found: list[str] = self.config.metrics
-        return found
-
-    def higher_is_better(self, metric: str) -> bool:
-        """Return whether higher values of a metric are better."""
-        return parse(metric).higher_is_better
-
     def open_data(self) -> RankingData:
         """Open the prepared lists."""
         return load_data(self.config.data)
@@ -570,15 +510,8 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
     kind: ClassVar[str] = "ranker"
     config: RankerConfig
 
-    @property
-    def title(self) -> str:
-        """The name of the loss."""
-        return short_name(self.config.loss.name)
-
-    @property
-    def metric(self) -> str:
-        """The validation metric."""
-        return self.config.training.metric
+    def __init__(self, config: RankerConfig) -> None:
+        super().__init__(config, short_name(config.loss.name), config.training.metric, config.metrics)
 
     def describe(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
         """Return the options of the loss and of the model."""
@@ -600,10 +533,9 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         self.check_splits(data)
         return dict(data.manifest["files"])
 
-    def train(self, out: Path, **options: Unpack[TrainOptions]) -> TrainResult:
-        """Train the ranker and write a run directory."""
-        with own_code(self.config, trains=True):
-            return train_ranker.train(self.config, out, **options)
+    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
+        """Open and check the lists of a training run."""
+        return train_ranker.prepare(self.config, group)
 
     def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
         """Load the ranker of a run, in evaluation mode."""
@@ -621,7 +553,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
             return score(model, lists)
 
 
-_METHODS: dict[type[TrainConfig], type[TrainingMethod[Any, Any]]] = {
+_METHODS: dict[type[TrainConfig], Callable[[Any], TrainingMethod[Any, Any]]] = {
     RankerConfig: RankerMethod,
     CascadeConfig: CascadeMethod,
 }
@@ -638,8 +570,11 @@ def train(
     *,
     force: bool = False,
     resume: bool = False,
+    progress: Progress = lambda step: None,
+    on_epoch: OnEpoch = lambda epoch, learner: None,
+    on_notice: OnNotice = warnings.warn,
+    stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
-    **callbacks: Unpack[Callbacks],
 ) -> TrainResult:
     """Train and write a run directory. The same configuration and data give the same weights, bit for bit.
 
@@ -650,10 +585,12 @@ def train(
         out: Run directory.
         force: Replace a run that exists in `out`.
         resume: Continue a run that exists in `out`. The result is the same as without an interruption.
-        group: Processes that train together. All of them call this function with the same arguments.
-        **callbacks: `progress` is called after every batch, `on_notice` with warnings such as damaged checkpoints.
-            `stop` is called after every batch; a true value ends the run early and raises
+        progress: Called after every batch.
+        on_epoch: Called after every epoch with its line of ``metrics.jsonl`` and the learner.
+        on_notice: Called with warnings, such as damaged checkpoints.
+        stop: Called after every batch; a true value ends the run early and raises
             :class:`~rankfall.training.run_directory.Stopped`.
+        group: Processes that train together. All of them call this function with the same arguments.
 
     Raises:
         ConfigError: If the configuration does not fit the data or the run in `out`.
@@ -664,10 +601,22 @@ def train(
             replaces = group.first and force and is_marked_for_replacement(out)
         force = any(group.gather(replaces))
         resume = not force
-    with verification(os.environ.get("LOCAL_RANK", "0") == "0"):  # one process per machine reads the data for that
-        return method_of(config).train(out, force=force, resume=resume, group=group, **callbacks)
-
-
-def continue_run(config: TrainConfig, directory: Path, **callbacks: Unpack[Callbacks]) -> TrainResult:
-    """Train from the last checkpoint that an interrupted process left; see :meth:`TrainingMethod.complete`."""
-    return method_of(config).complete(directory, **callbacks)
+    verifies = os.environ.get("LOCAL_RANK", "0") == "0"  # one process per machine reads the data for that
+    with verification(verifies), own_code(config, trains=True):
+        with group.together():
+            placement = placement_of(config.training, group)
+            run = method_of(config).prepare(out, resume=resume, group=group)
+        result = finished(out, run.config, run.data, force=force, resume=resume, on_notice=on_notice, group=group)
+        if result is not None:
+            return result
+        with seeded(config.training.seed, config.training.threads, placement.device):
+            with group.together():
+                learner = run.make_learner(out, on_notice if group.first else lambda text: None)
+                loop = Loop(learner, run.config, out, data=run.data, progress=progress, on_epoch=on_epoch, stop=stop)
+            files = {
+                CONFIG: dump_absolute(run.config),
+                **run.files,
+                DATA: json.dumps(run.data, indent=1) + "\n",
+                **component_files(run.config),
+            }
+            return train_in(loop, files, resume=resume, on_notice=on_notice)

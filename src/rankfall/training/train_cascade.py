@@ -33,21 +33,17 @@ from rankfall.training.build import (
 from rankfall.training.cascade_loaders import check_days, checksums, load_log, make_loader
 from rankfall.training.checks import check_metrics, check_models, check_training_labels, first_impressions
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.load_config import dump_absolute
-from rankfall.training.device import CPU, moved, placement_of, seeded
+from rankfall.training.device import CPU, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.item_weights import item_weights
 from rankfall.training.learner import Learner, Loader
-from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.loop import Prepared
 from rankfall.training.measured_lists import means_of
 from rankfall.training.measured_lists import measure_cascade as measure
 from rankfall.training.run_directory import (
     CHECKPOINTS,
-    CONFIG,
-    DATA,
     LOG,
     TrainingError,
-    component_files,
     read_config_as,
     read_json,
     sources_of,
@@ -56,7 +52,6 @@ from rankfall.training.run_directory import (
 from rankfall.training.start_weights import start_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from typing import Literal
 
@@ -70,8 +65,7 @@ if TYPE_CHECKING:
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import Weights
     from rankfall.training.learner import Position
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run_directory import TrainResult
+    from rankfall.training.loop import OnNotice
 
 REQUESTS_SHOWN = 5
 
@@ -89,61 +83,29 @@ class Epoch:
     trained: dict[str, list[float]]  # trained weights of the objective
 
 
-def train(
-    config: CascadeConfig,
-    out: Path,
-    *,
-    force: bool = False,
-    resume: bool = False,
-    progress: Progress = lambda step: None,
-    on_notice: OnNotice = warnings.warn,
-    stop: Callable[[], int] = lambda: False,
-    group: Group = ALONE,
-) -> TrainResult:
-    """Train a cascade and write a run directory; see :func:`rankfall.training.methods.train`.
+def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> Prepared:
+    """Open and check the log of a training run; see :func:`rankfall.training.methods.train`."""
+    log = load_log(config.data)
+    if resume:
+        log = _as_started(log, out)
+    config = with_depths(config, log.spec.stage_names)
+    check_days(log, config.data)
+    built = build_objective(log, config)
 
-    Args:
-        config: Configuration of the cascade.
-        out: Run directory.
-        force: Replace a run that exists in `out`.
-        resume: Continue a run that exists in `out`.
-        progress: Called after every batch.
-        on_notice: Called with warnings, such as damaged checkpoints.
-        stop: Called after every batch; a true value ends the run early.
-        group: Processes that train together.
-    """
-    with group.together():
-        placement = placement_of(config.training, group)
-        log = load_log(config.data)
-        if resume:
-            log = _as_started(log, out)
-        config = with_depths(config, log.spec.stage_names)
-        check_days(log, config.data)
-        built = build_objective(log, config)
-        data = checksums(log, config)
-    result = finished(out, config, data, force=force, resume=resume, on_notice=on_notice, group=group)
-    if result is not None:
-        return result
-    with seeded(config.training.seed, config.training.threads, placement.device):
-        with group.together():
-            notify = on_notice if group.first else lambda text: None
-            try:
-                learner = LogLearner(config, out, log, group, built, notify)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
-            with torch.random.fork_rng(devices=[]):  # the check must not change the weights
-                check_training_labels(log, config, config.data.train, built[0], notify)
-            loop = Loop(learner, config, out, data=data, progress=progress, stop=stop)
-            weights = item_weights(config, log) if group.first else None
-            if weights is not None and (said := weights.describe(log, config.data.train)):
-                on_notice(said)
-        files = {
-            CONFIG: dump_absolute(config),
-            LOG: json.dumps(encoding_signature(log), indent=1) + "\n",
-            DATA: json.dumps(data, indent=1) + "\n",
-            **component_files(config),
-        }
-        return train_in(loop, files, resume=resume, on_notice=on_notice)
+    def make_learner(out: Path, on_notice: OnNotice) -> CascadeLearner:
+        try:
+            learner = CascadeLearner(config, out, log, group, built, on_notice)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        with torch.random.fork_rng(devices=[]):  # the check must not change the weights
+            check_training_labels(log, config, config.data.train, built[0], on_notice)
+        weights = item_weights(config, log) if group.first else None
+        if weights is not None and (said := weights.describe(log, config.data.train)):
+            on_notice(said)
+        return learner
+
+    files = {LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
+    return Prepared(config, checksums(log, config), make_learner, files)
 
 
 class DayLoader(Loader["Impressions"], Protocol):
@@ -182,12 +144,9 @@ class _Network(nn.Module):
         """Return the terms of the objective, and for each stage whether all its scores are in the allowed range."""
         scores = self._scores(batch)
         finite = {name: all_within(stage) for name, stage in zip(self.cascade.names, scores, strict=True)}
-        # Objectives refuse other scores, but the names of the terms are needed.
-        if not self.placement.is_cpu:
-            diverged = ~torch.stack(list(finite.values())).all()
+        diverged = ~torch.stack(list(finite.values())).all()
+        if not self.placement.is_cpu or diverged:  # objectives refuse such scores, but the names of terms are needed
             scores = [stage.masked_fill(diverged, 0.0) for stage in scores]
-        elif not all(finite.values()):
-            scores = [torch.zeros_like(stage) for stage in scores]
         labels = batch.grade.float()
         terms = self.objective.parts(
             scores,
@@ -209,7 +168,7 @@ class _Network(nn.Module):
 
 
 class CascadeLearner(Learner["Impressions"]):
-    """Learner of a cascade; subclasses supply the data."""
+    """Learner of a cascade on the training days of a log, validated on its validation days."""
 
     optimizer: Optimizers
     loader: DayLoader
@@ -219,9 +178,12 @@ class CascadeLearner(Learner["Impressions"]):
         config: CascadeConfig,
         out: Path,
         log: ImpressionLog,
-        built: BuiltObjective,
+        group: Group = ALONE,
+        built: BuiltObjective | None = None,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
+        self.group = group
+        built = built or build_objective(log, config)
         self.placement = placement_of(config.training, self.group)
         self.config = config
         self.out = out
@@ -247,6 +209,15 @@ class CascadeLearner(Learner["Impressions"]):
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
             raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
+        self.open_data()
+
+    def open_data(self) -> None:
+        """Make the loaders of training and validation."""
+        self.loader = make_loader(self.log, self.config, "train", self.group, pin_memory=self.placement.pins)
+        check_kept(self.objective, self.loader)
+        self.valid = make_loader(self.log, self.config, "valid")
+        self.batches = self.config.training.epochs * len(self.loader)
+        self.validate_every = self.config.training.validate_every
 
     def begin(self) -> None:
         """Start from the weights of another run, if the configuration names one."""
@@ -260,6 +231,16 @@ class CascadeLearner(Learner["Impressions"]):
         given = batch if len(batch) or self.spare is None else self.spare
         terms, finite = self.network(moved(given, self.placement.device))
         return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
+
+    def validate(self) -> dict[str, float]:
+        """Return the means of all metrics over the validation impressions."""
+        measured = measure(self.cascade, self.valid, self.config, group=self.group)
+        means = means_of(measured.values)
+        if math.isnan(means[self.metric]):
+            days = ", ".join(self.config.data.valid)
+            with self.group.together():
+                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
+        return means
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
@@ -316,37 +297,6 @@ class CascadeLearner(Learner["Impressions"]):
             f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
             f"{', '.join(divergence_hints(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
         )
-
-
-class LogLearner(CascadeLearner):
-    """Learner of a cascade on the training days of a log, validated on its validation days."""
-
-    def __init__(
-        self,
-        config: CascadeConfig,
-        out: Path,
-        log: ImpressionLog,
-        group: Group,
-        built: BuiltObjective | None = None,
-        on_notice: OnNotice = warnings.warn,
-    ) -> None:
-        self.group = group
-        super().__init__(config, out, log, built or build_objective(log, config), on_notice)
-        self.loader = make_loader(log, config, "train", group, pin_memory=self.placement.pins)
-        check_kept(self.objective, self.loader)
-        self.valid = make_loader(log, config, "valid")
-        self.batches = config.training.epochs * len(self.loader)
-        self.validate_every = config.training.validate_every
-
-    def validate(self) -> dict[str, float]:
-        """Return the means of all metrics over the validation impressions."""
-        measured = measure(self.cascade, self.valid, self.config, group=self.group)
-        means = means_of(measured.values)
-        if math.isnan(means[self.metric]):
-            days = ", ".join(self.config.data.valid)
-            with self.group.together():
-                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
-        return means
 
 
 # --- objective and finished runs ----------------------------------------------------------------------------------

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,21 +30,17 @@ from rankfall.training.build import (
     temperature_hints,
 )
 from rankfall.training.checks import Ranker, check_label_values, check_lists, check_metrics, make_ranker
-from rankfall.training.config.load_config import dump_absolute
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
-from rankfall.training.device import CPU, moved, placement_of, seeded
+from rankfall.training.device import CPU, moved, placement_of
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.learner import Learner
-from rankfall.training.loop import Loop, finished, train_in
+from rankfall.training.loop import Loop, Prepared
 from rankfall.training.measured_lists import measure_scores as measure
 from rankfall.training.measured_lists import score
 from rankfall.training.run_directory import (
     CHECKPOINTS,
-    CONFIG,
-    DATA,
     TrainingError,
-    component_files,
     read_config_as,
     sources_of,
     stored_sources,
@@ -66,8 +59,7 @@ if TYPE_CHECKING:
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
-    from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run_directory import TrainResult
+    from rankfall.training.loop import OnNotice
 
     BuiltLoss = tuple[nn.Module, list[Temperature]]
 
@@ -87,71 +79,27 @@ class Epoch:
     trained: dict[str, float | list[float]]  # trained weights of the loss, such as alpha of ARF
 
 
-OnValidation = Callable[[Epoch, Ranker], None]
-
-
 # --- a training run -----------------------------------------------------------------------------------------------
 
 
-def train(
-    config: RankerConfig,
-    out: Path,
-    *,
-    force: bool = False,
-    resume: bool = False,
-    progress: Progress = lambda step: None,
-    on_validation: OnValidation = lambda epoch, model: None,
-    on_notice: OnNotice = warnings.warn,
-    stop: Callable[[], int] = lambda: False,
-    group: Group = ALONE,
-) -> TrainResult:
-    """Train a ranker and write a run directory; see :func:`rankfall.training.methods.train`.
+def prepare(config: RankerConfig, group: Group) -> Prepared:
+    """Open and check the lists of a training run; see :func:`rankfall.training.methods.train`."""
+    data = load_data(config.data)
+    lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
+    _check_apart(data, config.data)
+    built = make_loss(config.loss)
+    check_loss(built[0], config.loss)
+    check_metrics([*config.metrics, config.training.metric])
+    check_lists(lists["train"], config.loss.name)
+    if not placement_of(config.training, group).is_cpu and not classifies(config.loss):
+        check_label_values(built[0], lists["train"], config.loss.name)
 
-    Args:
-        config: Configuration of the ranker.
-        out: Run directory.
-        force: Replace a run that exists in `out`.
-        resume: Continue a run that exists in `out`.
-        progress: Called after every batch.
-        on_validation: Called after every epoch with its results and the current model.
-        on_notice: Called with warnings, such as damaged checkpoints.
-        stop: Called after every batch; a true value ends the run early.
-        group: Processes that train together.
-    """
-    with group.together():
-        placement = placement_of(config.training, group)
-        data = load_data(config.data)
-        lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
-        _check_apart(data, config.data)
-        built = make_loss(config.loss)
-        check_loss(built[0], config.loss)
-        check_metrics([*config.metrics, config.training.metric])
-        checksums = data.manifest["files"]
-        check_lists(lists["train"], config.loss.name)
-        if not placement.is_cpu and not classifies(config.loss):
-            check_label_values(built[0], lists["train"], config.loss.name)
-    result = finished(out, config, checksums, force=force, resume=resume, on_notice=on_notice, group=group)
-    if result is not None:
-        return result
-    with seeded(config.training.seed, config.training.threads, placement.device):
-        with group.together():
-            grades = count_grades(lists["train"], config.loss.name) if classifies(config.loss) else None
-            model = make_ranker(config.model, fit_scaling(data, config.data), grades)
-            loop = Loop(
-                RankerLearner(config, out, model, built, lists["train"], lists["valid"], group),
-                config,
-                out,
-                data=checksums,
-                progress=progress,
-                on_epoch=lambda epoch: on_validation(epoch, model),
-                stop=stop,
-            )
-        files = {
-            CONFIG: dump_absolute(config),
-            DATA: json.dumps(checksums, indent=1) + "\n",
-            **component_files(config),
-        }
-        return train_in(loop, files, resume=resume, on_notice=on_notice)
+    def make_learner(out: Path, on_notice: OnNotice) -> RankerLearner:
+        grades = count_grades(lists["train"], config.loss.name) if classifies(config.loss) else None
+        model = make_ranker(config.model, fit_scaling(data, config.data), grades)
+        return RankerLearner(config, out, model, built, lists["train"], lists["valid"], group)
+
+    return Prepared(config, data.manifest["files"], make_learner)
 
 
 class _Network(nn.Module):
@@ -166,10 +114,8 @@ class _Network(nn.Module):
         """Return the value of the loss, and whether all scores are in the range that losses accept."""
         outputs = self._outputs(features)
         finite = all_within(outputs)
-        if not self.placement.is_cpu:
+        if not self.placement.is_cpu or not finite:
             outputs = outputs.masked_fill(~finite, 0.0)  # a loss may refuse others
-        elif not finite:
-            return outputs.sum(), finite
         return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), finite
 
     def _compute_outputs(self, features: Tensor) -> Tensor:
@@ -468,17 +414,6 @@ class WeightedLoss(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, *, mask: Tensor) -> Tensor:
         value: Tensor = self.loss(scores, labels, mask=mask, weight=self.weight)
         return value
-
-
-class LossFunction(nn.Module):
-    """A function of the user as a module."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, scores: Tensor, labels: Tensor, **options: Tensor) -> Tensor:
-        return self.function(scores, labels, **options)
 
 
 def mean_over_lists(values: Tensor, metric: str, where: str) -> float:

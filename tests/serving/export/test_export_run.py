@@ -53,7 +53,8 @@ from rankfall.serving.export.write_bundle import DifferenceError, check
 from rankfall.serving.onnx_stages import Graph, Index
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.training.config.cascade_config import validate_cascade
-from rankfall.training.train_cascade import load_run, train
+from rankfall.training.methods import train
+from rankfall.training.train_cascade import load_run
 from support.bundles import DAYS, platform_bundle, platform_log, platform_run, trained
 from support.cascades import content, liked_log
 from support.command_line import run

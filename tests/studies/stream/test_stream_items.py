@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import rankfall.data.impressions.loader.impression_loader as known
 from rankfall.data import ImpressionLog
 from rankfall.data.impressions.loader import ItemFirstSeen
-from rankfall.data.impressions.loader.window import DayBlocks
 from rankfall.training.run_directory import Stopped
 from support.logs import ITEMS
 from support.streams import stream_content, streamed
@@ -31,12 +29,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each day was read for its items."""
     counts: Counter[str] = Counter()
 
-    class Counting(DayBlocks):
-        def __init__(self, log: ImpressionLog, day: Any) -> None:
-            counts[day.name] += 1
-            super().__init__(log, day)
+    original = ItemFirstSeen._read
 
-    monkeypatch.setattr(known, "DayBlocks", Counting)
+    def counting(self: ItemFirstSeen, log: ImpressionLog, day: Any) -> None:
+        counts[day.name] += 1
+        original(self, log, day)
+
+    monkeypatch.setattr(ItemFirstSeen, "_read", counting)
     return counts
 
 

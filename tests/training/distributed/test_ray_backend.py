@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall.training import train_cascade as cascade
 from rankfall.training.checkpoint import Checkpoints
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import merge, validate_any
@@ -84,7 +83,7 @@ def test_two_processes_train_as_one_though_one_is_killed_and_one_meets_an_error(
     config = validate_any(merge(own, {"training": {"epochs": 4, "checkpoint_every": 1e9}}))
     assert isinstance(config, CascadeConfig)
     alone, spread = tmp_path / "alone", tmp_path / "ray"
-    cascade.train(config, alone)
+    train(config, alone)
     error = ValueError("data.path: found an id that nobody else has")
     monkeypatch.setattr(ray_backend, "_work", failing_work.until_the_second_raises(tmp_path / "notes", error))
     before: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.device import seeded
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.learner import Position
-from rankfall.training.train_cascade import LogLearner
+from rankfall.training.train_cascade import CascadeLearner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,7 @@ def training_step(config: str, batch: int) -> Step:
     log = load_log(content.data)
     content = with_depths(content, log.spec.stage_names)
     with seeded(content.training.seed, content.training.threads):
-        learner = LogLearner(content, Path(), log, ALONE)
+        learner = CascadeLearner(content, Path(), log, ALONE)
     return partial(learner.step, next(iter(learner.loader)), Position())
 
 

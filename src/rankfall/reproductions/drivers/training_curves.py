@@ -21,7 +21,8 @@ from rankfall.reproductions.task import Report, Sheet
 from rankfall.training.build import Temperature, scheduled
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.measured_lists import score
-from rankfall.training.train_ranker import load_lists, train
+from rankfall.training.methods import train
+from rankfall.training.train_ranker import load_lists
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,13 +116,13 @@ def _curves(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) 
     lists = load_lists(RankingData.load(data.path), config.data, "valid")
     rows: list[dict[str, Any]] = []
 
-    def measure(epoch: Any, model: Ranker) -> None:
+    def measure(epoch: Any, learner: Any) -> None:
         now = tau_at(tau, epoch.epoch / config.training.epochs)
-        for metric, value in relaxed_and_hard_ndcg(model, lists, k=reproduction.k, tau=now).items():
+        for metric, value in relaxed_and_hard_ndcg(learner.model, lists, k=reproduction.k, tau=now).items():
             rows.append({"series": _label(tau), "metric": metric, "x": epoch.epoch, "y": value})
 
     name = _label(tau).replace("tau = ", "tau-").replace(" ", "-").replace(",", "")
-    train(config, task.out / "training" / name, force=True, on_validation=measure)
+    train(config, task.out / "training" / name, force=True, on_epoch=measure)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -360,11 +361,11 @@ def diagnose(
     Raises:
         ValueError: No request has a relevant item.
     """
-    steps = _Steps(on_step, len(config.stages))
+    numbers, steps = count(), 3 + len(config.stages)
     quotas = [stage.quota for stage in config.stages]
-    steps.next("sorting")
+    on_step("sorting", next(numbers), steps)
     lists = FunnelLists.of_scores(scores, quotas)
-    steps.next("reading attributes")
+    on_step("reading attributes", next(numbers), steps)
     known = LogAttributes(log, scores, lists, log.choose(config.data.train))
     truth = TruthItems.of(lists)
     attributes = list(known.attributes(truth))
@@ -373,11 +374,11 @@ def diagnose(
     (joint_recall,) = resampler.means([lists.recall(lists.arrived[-1])])
     stages = []
     for number, name in enumerate(lists.stages):
-        steps.next(f"losses of {name}")
+        on_step(f"losses of {name}", next(numbers), steps)
         found = find_segments(lists, number, truth, attributes, resampler)
         stages.append(_diagnose_stage(lists, number, found, perfect, resampler, reach))
     neighbours = [agreement(lists, stage, resampler) for stage in range(len(quotas) - 1)]
-    steps.next("requests")
+    on_step("requests", next(numbers), steps)
     return Diagnosis(
         split=split,
         requests=len(lists),
@@ -433,17 +434,6 @@ def _unseen_items(config: CascadeConfig, log: ImpressionLog, first: StageDiagnos
         "taught it to drop: train with data.negatives=100, and measure with data.length=all."
     )
     return [Finding("negatives", first.stage, text, first.oracle.gain if config.data.length == "all" else None)]
-
-
-class _Steps:
-    """Counts the steps of a diagnosis."""
-
-    def __init__(self, on_step: OnStep, stages: int) -> None:
-        self._on_step, self._of, self._number = on_step, 3 + stages, 0
-
-    def next(self, name: str) -> None:
-        self._on_step(name, self._number, self._of)
-        self._number += 1
 
 
 def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> list[str]:

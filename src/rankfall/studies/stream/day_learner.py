@@ -33,15 +33,15 @@ from rankfall.data.impressions.log import Day, LogWatcher, open_day
 from rankfall.data.impressions.spec import Features
 from rankfall.storage.disk import make_directory, open_new
 from rankfall.storage.files import new_content, parse_json, replace_link, write_file
-from rankfall.storage.trust import stored_code
 from rankfall.training.build import check_kept, check_quotas, with_depths
 from rankfall.training.cascade_loaders import measuring_loader, training_loader
 from rankfall.training.cascade_metrics import ground_truth, values_table
 from rankfall.training.checks import check_training_labels
 from rankfall.training.config.component_checks import has_schedule
-from rankfall.training.config.load_config import dump_absolute, validate_any
+from rankfall.training.config.load_config import dump_absolute
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of, seeded
+from rankfall.training.distributed.group import ALONE
 from rankfall.training.item_weights import PropensityWeights, item_weights
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.measured_lists import means_of
@@ -126,65 +126,39 @@ def train_days(
         stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
     """
     with own_code(config, trains=True):
-        return _train_days(
-            config,
-            out,
-            log,
-            days,
-            resume=resume,
-            weights=weights,
-            first_days=first_days or ItemFirstSeen(),
-            progress=progress,
-            on_day=on_day,
-            on_notice=on_notice,
-            stop=stop,
-        )
-
-
-def _train_days(
-    config: CascadeConfig,
-    out: Path,
-    log: ImpressionLog,
-    days: Mapping[str, str],
-    *,
-    resume: bool,
-    weights: bool,
-    first_days: ItemFirstSeen,
-    progress: Progress,
-    on_day: OnDay,
-    on_notice: OnNotice,
-    stop: Callable[[], int],
-) -> TrainResult:
-    placement = placement_of(config.training)
-    config = with_depths(config, log.spec.stage_names)
-    # negatives are drawn from days of the stream, whatever other days the log has
-    log = replace(log, days={day: log.days[day] for day in days if day in log.days})
-    _check_pool(config, log, days)
-    built = build_objective(log, config)
-    check_free(out, force=False, resume=resume)
-    if resume and (out / CONFIG).is_file():
-        check_begun(config, out, log)
-    else:
-        present = [day for day in days if day in log.days]
-        check_training_labels(log, config, present, built[0], on_notice)
-        weights_of_items = item_weights(config, log)
-        if isinstance(weights_of_items, PropensityWeights):
-            on_notice(weights_of_items.describe(log, present))
-        check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
-        check_kept(built[0], training_loader(log, config, present, first_days=first_days))
-    with seeded(config.training.seed, config.training.threads, placement.device):
-        try:
-            rows = _first_rows(out, log, days, resume=resume)
-            learner = _DayLearner(config, out, log, rows, days, first_days, built, on_notice)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        loop = _DayLoop(learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop)
-        files = {
-            CONFIG: dump_absolute(config),
-            LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
-            **component_files(config),
-        }
-        return train_in(loop, files, resume=resume, on_notice=on_notice)
+        first_days = first_days or ItemFirstSeen()
+        placement = placement_of(config.training)
+        config = with_depths(config, log.spec.stage_names)
+        # negatives are drawn from days of the stream, whatever other days the log has
+        log = replace(log, days={day: log.days[day] for day in days if day in log.days})
+        _check_pool(config, log, days)
+        built = build_objective(log, config)
+        check_free(out, force=False, resume=resume)
+        if resume and (out / CONFIG).is_file():
+            check_begun(config, out, log)
+        else:
+            present = [day for day in days if day in log.days]
+            check_training_labels(log, config, present, built[0], on_notice)
+            weights_of_items = item_weights(config, log)
+            if isinstance(weights_of_items, PropensityWeights):
+                on_notice(weights_of_items.describe(log, present))
+            check_quotas(config, measuring_loader(log, config, present[1:] or present, first_days))
+            check_kept(built[0], training_loader(log, config, present, first_days=first_days))
+        with seeded(config.training.seed, config.training.threads, placement.device):
+            try:
+                rows = _first_rows(out, log, days, resume=resume)
+                learner = _DayLearner(config, out, log, rows, days, first_days, built, on_notice)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            loop = _DayLoop(
+                learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop
+            )
+            files = {
+                CONFIG: dump_absolute(config),
+                LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
+                **component_files(config),
+            }
+            return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
 def _first_rows(out: Path, log: ImpressionLog, days: Iterable[str], *, resume: bool) -> dict[str, int]:
@@ -333,12 +307,15 @@ class _DayLearner(CascadeLearner):
         built: BuiltObjective,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
-        super().__init__(config, out, log.limited_to(rows), built, on_notice)
+        super().__init__(config, out, log.limited_to(rows), ALONE, built, on_notice)
         self.log, self._first_days = log, first_days  # the whole log, not that of the first day
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
         self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         self.lists = {LENGTH: 0.0, RELEVANT: 0.0}  # means of the measured day
+
+    def open_data(self) -> None:
+        """Do nothing: the loaders of a day are made when it begins."""
 
     def begin_day(self, epoch: int) -> None:
         """Open the day of an epoch, counted from 0, and enlarge tables for the new values of the day."""
@@ -482,12 +459,6 @@ class _DayLoop(Loop["Impressions"]):
         make_directory(file.parent)
         self.learner.save(file, self.position)
         replace_link(file.with_name(LATEST), file.name)
-
-    def _with_defaults(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        days = {"train": self._days, "valid": self._days}  # not part of the checkpoint, since days may be added
-        content = {**stored, "data": {**stored["data"], **days}}
-        with stored_code(self.out):
-            return _resumable_settings(validate_any(content, where=str(self.out)))
 
     def _check_data(self, state: State) -> None:
         """Raise if a checkpoint was trained on other days; additional days are allowed."""

@@ -15,8 +15,8 @@ Every method with a seed is a run (`day_learner`). All runs use the same days in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -255,31 +255,30 @@ class _Task:
     on_day: OnDay | None
 
 
+@dataclass
 class _Stream:
     """A stream in its directory."""
 
-    def __init__(
-        self,
-        config: StreamConfig,
-        out: Path,
-        runs: list[StreamRun],
-        jobs: int,
-        follows: bool,
-        on_step: OnStep,
-        on_day: OnDay | None,
-        on_run: Callable[[StreamRun], None],
-        on_notice: OnNotice,
-        stop: Callable[[], int],
-    ) -> None:
-        self.config, self.out, self.runs, self.jobs, self.follows = config, out, runs, jobs, follows
-        self.on_step, self.on_day, self.on_run = on_step, on_day, on_run
-        self.on_notice, self.stop = on_notice, stop
-        path = Path(runs[0].config.data.path)
-        self.ledger = DayLedger(out, path, config.days, follows=follows, on_notice=on_notice)
-        self.failed: dict[Path, RunFailure] = {}
-        self.refused: dict[Path, list[RunFailure]] = {}  # errors of `on_day` after the last days of a run
-        self._first_days = ItemFirstSeen()
-        self._log: ImpressionLog | None = None
+    config: StreamConfig
+    out: Path
+    runs: list[StreamRun]
+    jobs: int
+    follows: bool
+    on_step: OnStep
+    on_day: OnDay | None
+    on_run: Callable[[StreamRun], None]
+    on_notice: OnNotice
+    stop: Callable[[], int]
+    failed: dict[Path, RunFailure] = field(default_factory=dict)
+    refused: dict[Path, list[RunFailure]] = field(default_factory=dict)  # by `on_day` after the last days of a run
+    _first_days: ItemFirstSeen = field(default_factory=ItemFirstSeen)
+    _log: ImpressionLog | None = None
+
+    @cached_property
+    def ledger(self) -> DayLedger:
+        """The days of the stream."""
+        path = Path(self.runs[0].config.data.path)
+        return DayLedger(self.out, path, self.config.days, follows=self.follows, on_notice=self.on_notice)
 
     def open(self, *, resume: bool, force: bool) -> ImpressionLog:
         """Check the directory and the log, and return the log."""

@@ -36,9 +36,9 @@ from rankfall.training.config.component_checks import (
     RESERVED,
     VALUE_NDCG,
     absolute_metric,
+    check_component,
     check_metric,
     check_model,
-    check_objective,
     component_name,
     higher_is_better,
     list_metric,
@@ -186,7 +186,7 @@ class ObjectiveConfig(ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_objective(self.name, self.options)
+        check_component("objective", self.name, self.options)
         return self
 
 

@@ -54,24 +54,6 @@ class Schedule(NamedTuple):
     schedule: ScheduleName
 
 
-def check_loss(name: str, options: Mapping[str, Any]) -> None:
-    """Check the options of a loss, of which temperatures can follow a schedule.
-
-    Raises:
-        OptionError: If an option is unknown, missing or has a wrong value.
-    """
-    _check("loss", name, options)
-
-
-def check_objective(name: str, options: Mapping[str, Any]) -> None:
-    """Check the options of an objective, of which temperatures can follow a schedule.
-
-    Raises:
-        OptionError: If an option is unknown, missing or has a wrong value.
-    """
-    _check("objective", name, options)
-
-
 def check_model(config: Mapping[str, Any]) -> None:
     """Check the kind of the model of a stage and its options.
 
@@ -81,7 +63,7 @@ def check_model(config: Mapping[str, Any]) -> None:
     options = dict(config)
     kind = options.pop("kind", None)
     check_name("model", kind, "kind")
-    _check("model", kind, options)
+    check_component("model", kind, options)
 
 
 def check_metric(name: str) -> str:
@@ -259,7 +241,12 @@ def like_reference(name: object) -> str:
     return f", did you mean '{module}:{attribute}'" if is_path else ""
 
 
-def _check(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
+def check_component(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
+    """Check the options of a component. Temperatures of losses and objectives can follow a schedule.
+
+    Raises:
+        OptionError: If an option is unknown, missing or has a wrong value.
+    """
     if not _imports_allowed(kind, name):
         return
     try:
@@ -315,7 +302,7 @@ def _check_operator(option: Option, value: Any) -> None:
     try:
         for key in own.keys() & options.keys():
             _check_value(own[key], options.pop(key))
-        _check("operator", operator, options)
+        check_component("operator", operator, options)
     except OptionError as error:
         raise error.inside(name) from None
 
@@ -328,7 +315,7 @@ def check_stage_loss(name: str, value: Any) -> None:
     loss = given["name"]
     check_name("loss", loss, *((name,) if isinstance(value, str) else (name, "name")))
     try:
-        check_loss(loss, {key: option for key, option in given.items() if key != "name"})
+        check_component("loss", loss, {key: option for key, option in given.items() if key != "name"})
     except OptionError as error:
         raise error.inside(name) from None
 

@@ -21,7 +21,7 @@ from rankfall._config import KIND, OptionError, Section
 from rankfall._errors import did_you_mean
 from rankfall.option_types import Activation, Init, Share
 from rankfall.training.config.component_checks import (
-    check_loss,
+    check_component,
     check_metric,
     check_model,
     component_name,
@@ -176,7 +176,7 @@ class LossConfig(ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_loss(self.name, self.options)
+        check_component("loss", self.name, self.options)
         return self
 
 
