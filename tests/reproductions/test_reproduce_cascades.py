@@ -19,7 +19,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.figures import save
 from rankfall.reproductions import log_data
 from rankfall.reproductions.catalogue import find_reproduction, reproductions, run
-from rankfall.reproductions.drivers.stage_loss_comparison import by_grades, cutoffs, protocols_for
+from rankfall.reproductions.comparisons import by_grades, cutoffs, protocols_for
 from rankfall.reproductions.list_data import DataSource
 from rankfall.reproductions.list_data import find as find_lists
 from rankfall.reproductions.log_data import LogData
@@ -39,8 +39,7 @@ from rankfall.reproductions.protocols import (
     compare_cascades,
     method_sections,
 )
-from rankfall.reproductions.published_sweep import SweepResult, SweepRun, sweep_report
-from rankfall.reproductions.published_table import with_metrics
+from rankfall.reproductions.published import SweepResult, SweepRun, sweep_report, with_metrics
 from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison

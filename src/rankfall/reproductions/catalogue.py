@@ -68,9 +68,9 @@ def find_reproduction(name: str) -> Reproduction:
 
 def run(reproduction: Reproduction, task: Task) -> Report:
     """Run a reproduction with its driver; our better versions of published methods only if the task includes them."""
-    driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
+    driver = getattr(importlib.import_module(f"rankfall.reproductions.{reproduction.chapter}"), reproduction.driver)
     chosen = reproduction.with_variants(improved=task.improved).with_methods(task.methods)
-    report: Report = driver.run(chosen, task)
+    report: Report = driver(chosen, task)
     return report
 
 

@@ -10,20 +10,81 @@ import itertools
 import os
 import re
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from rankfall._errors import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.impressions.log import is_log
 from rankfall.data.lists.ranking_data import is_prepared
-from rankfall.reproductions.generated_lists import GeneratedLists, generate_lists, write_letor
 from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from rankfall.reproductions.task import Size
+
+
+FEATURES = 20
+SHORTEST, LONGEST = 45, 120  # documents per list
+NOISE, SHIFT = 1.0, 0.7  # standard deviations; the variance of the utility is about 3.5
+GRADE_QUANTILES = (0.5, 0.8, 0.93, 0.98)  # half of the documents have grade 0, one of fifty has grade 4
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedLists:
+    """Lists one after the other.
+
+    Attributes:
+        features: (rows, FEATURES)
+        labels: Grade of each document, (rows,)
+        utility: Utility of each document, (rows,)
+        offsets: First row of each list and the number of rows, (lists + 1,)
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    utility: NDArray[np.float64]
+    offsets: NDArray[np.int64]
+
+
+def utility_of(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the utility of documents with features (rows, FEATURES).
+
+    >>> utility_of(np.array([[1.0, 2.0, 0.5, 0.0, -1.0, 3.0]]))
+    array([4.])
+    """
+    u = x[:, 0] + x[:, 1] * x[:, 2] + np.sin(3 * x[:, 3]) - np.abs(x[:, 4]) + x[:, 5] * (x[:, 0] > 0)
+    return u.astype(np.float64)
+
+
+def generate_lists(lists: int, seed: int) -> GeneratedLists:
+    """Generate lists; the same seed gives the same lists."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(SHORTEST, LONGEST + 1, lists)
+    rows = int(sizes.sum())
+    features = random.standard_normal((rows, FEATURES)).astype(np.float32)
+    utility = utility_of(features)
+    shift = np.repeat(SHIFT * random.standard_normal(lists), sizes)
+    noisy = utility + shift + NOISE * random.standard_normal(rows)
+    labels = np.searchsorted(np.quantile(noisy, GRADE_QUANTILES), noisy)
+    return GeneratedLists(features, labels, utility, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def write_letor(data: GeneratedLists, path: Path) -> None:
+    """Write the lists in LETOR format, so that they are prepared like any other data."""
+    qids = np.repeat(np.arange(len(data.offsets) - 1), np.diff(data.offsets))
+    pattern = "%d qid:%d " + " ".join(f"{i + 1}:%.9g" for i in range(FEATURES))
+    text = StringIO()
+    np.savetxt(text, np.column_stack([data.labels, qids, data.features]), pattern)
+    write_file(path, text.getvalue())
+
 
 VARIABLE = "RANKFALL_DATA"
 GENERATED = "generated"
