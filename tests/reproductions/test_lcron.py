@@ -279,7 +279,7 @@ def test_costs_are_measured_side_by_side(tmp_path: Path, log: DataSource, monkey
 
     driver = "rankfall.reproductions.costs"
     monkeypatch.setattr(f"{driver}.peak_bytes", peak_bytes)  # which starts a process for each method
-    monkeypatch.setattr(f"{driver}.QUICK_SECONDS", 0.001)
+    monkeypatch.setattr(f"{driver}.QUICK_STEP_SECONDS", 0.001)
     monkeypatch.setattr(f"{driver}.QUICK_BATCH", 8)
     table = load(ObjectiveRuntime, "lcron-appendixD")
     small = table.model_copy(update={"methods": [table.methods[0], table.methods[7]]})

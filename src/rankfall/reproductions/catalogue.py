@@ -68,7 +68,8 @@ def find_reproduction(name: str) -> Reproduction:
 
 def run(reproduction: Reproduction, task: Task) -> Report:
     """Run a reproduction with its driver; our better versions of published methods only if the task includes them."""
-    driver = getattr(importlib.import_module(f"rankfall.reproductions.{reproduction.chapter}"), reproduction.driver)
+    module, function = reproduction.runner.split(".")
+    driver = getattr(importlib.import_module(f"rankfall.reproductions.{module}"), function)
     chosen = reproduction.with_variants(improved=task.improved).with_methods(task.methods)
     report: Report = driver(chosen, task)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from statistics import fmean
@@ -14,19 +15,15 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import parse
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.files import write_stream
-from rankfall.reproductions.paper_schema import fill, variables_in
+from rankfall.reproductions.paper_schema import CascadeProtocol, fill, variables_in
 from rankfall.reproductions.protocols import (
     CASCADE_RATES,
     cascade_deviations,
     compare_cascades,
-    deviations,
-    is_tuned,
-    list_config,
-    list_rates,
     method_sections,
     oracle,
-    run_comparison,
     stream_config,
+    train_methods,
 )
 from rankfall.reproductions.published import (
     SweepResult,
@@ -34,14 +31,13 @@ from rankfall.reproductions.published import (
     TableResult,
     format_value,
     join_reports,
-    marks_sheet,
     pick_points,
     reference_of,
     sweep_report,
     table_report,
 )
 from rankfall.reproductions.task import Report, Sheet, few_seeds_note
-from rankfall.studies.compare import LEAST_SEEDS, Outcome, summarise
+from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.stream.run_stream import STREAM_CONFIG, stream_methods
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.component_checks import higher_is_better
@@ -54,73 +50,51 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
     from rankfall.reproductions.paper_schema import (
-        CascadeProtocol,
-        LossComparison,
-        LossSweep,
-        Method,
-        Number,
-        ObjectiveComparison,
+        Comparison,
         ObjectiveStream,
-        ObjectiveSweep,
-        PublishedSweep,
         StageLossComparison,
+        Sweep,
     )
     from rankfall.reproductions.task import Task
-    from rankfall.studies.results import ComparisonResult, MetricSummary, StreamResult
+    from rankfall.studies.results import ComparisonResult, StreamResult
     from rankfall.studies.stream.stream_config import StreamConfig
 
     Curves = Mapping[str, Sequence[float]]  # a value per tested day, by method
-    Curve = Mapping[Number, MetricSummary]  # mean and interval at each point
 
 
-def loss_comparison(reproduction: LossComparison, task: Task) -> Report:
-    """Train and test every loss, each tuned with the same number of trials."""
-    protocol, metrics = reproduction.protocol, reproduction.published.metrics
-    data = task.lists(protocol)
-    tuned = is_tuned(protocol, task, data)
-    sections = method_sections(reproduction.methods, list_rates(protocol), tune=tuned)
-    against = reference_of(reproduction.published, reproduction.methods)
-    config = list_config(protocol, task, data, sections, metrics=list(metrics), against=against)
-    comparison = run_comparison(task, config)
-    result = TableResult(
-        title=reproduction.title,
-        published=reproduction.published,
-        comparison=comparison,
-        data=data,
-        oracle=oracle(data, metrics),
-        methods=reproduction.methods,
+# --- a table ------------------------------------------------------------------------------------------------------
+
+
+def compare(reproduction: Comparison, task: Task) -> Report:
+    """Train and test every method, each tuned with the same number of trials."""
+    protocol, published, methods = reproduction.protocol, reproduction.published, reproduction.methods
+    trained = train_methods(
+        protocol,
+        task,
+        methods,
+        tune=reproduction.tune,
+        metrics=published.metrics,
+        against=reference_of(published, methods),
+        lists=reproduction.lists,
     )
-    notes = [*deviations(protocol, task, data, tuned=tuned), *reproduction.notes]
-    report = table_report(reproduction.id, result, notes)
-    marks = marks_sheet(reproduction.published, comparison, reproduction.methods)
-    return replace(report, sheets=[*report.sheets, *marks])
-
-
-def objective_comparison(reproduction: ObjectiveComparison, task: Task) -> Report:
-    """Train and test every objective, each tuned with the same number of trials."""
-    protocol, published = reproduction.protocol, reproduction.published
-    data = task.log(protocol.platform)
-    comparison = compare_cascades(
-        task, data, protocol, reproduction.methods, tune=reproduction.tune, lists=reproduction.lists
-    )
-    notes = [*cascade_deviations(protocol, data), *reproduction.notes]
-    if not reproduction.tune:
-        notes.append(f"Learning rate: {protocol.lr:g} for all methods, as in the paper, without tuning.")
     result = TableResult(
         title=reproduction.title,
         published=published,
-        comparison=comparison,
-        data=data,
-        methods=reproduction.methods,
+        comparison=trained.comparison,
+        data=trained.data,
+        oracle=oracle(trained.data, published.metrics),
+        methods=methods,
     )
+    notes = [*trained.deviations, *reproduction.notes]
+    if not reproduction.tune and isinstance(protocol, CascadeProtocol):
+        notes.append(f"Learning rate: {protocol.lr:g} for all methods, as in the paper, without tuning.")
     report = table_report(reproduction.id, result, notes)
     return report if reproduction.leader is None else _with_rivals(report, reproduction, result)
 
 
-def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: TableResult) -> Report:
+def _with_rivals(report: Report, reproduction: Comparison, result: TableResult) -> Report:
     """Add the rivals that the leader is ahead of."""
     leader, rivals, metric = reproduction.leader, reproduction.rivals, reproduction.published.metrics[0]
     means = {method.name: method.metrics[metric].mean for method in result.comparison.methods}
@@ -131,6 +105,52 @@ def _with_rivals(report: Report, reproduction: ObjectiveComparison, result: Tabl
     )
     return replace(report, results={**report.results, "behind_lcron": behind}, notes=[*report.notes, note])
 
+
+# --- a sweep ------------------------------------------------------------------------------------------------------
+
+
+def sweep(reproduction: Sweep, task: Task) -> Report:
+    """Train every method at every point, all else equal; lists that depend on the point need a comparison for each."""
+    published, variable, methods = reproduction.published, reproduction.variable, reproduction.methods
+    counts = [count for count in (task.size.points, reproduction.quick_points) if count is not None]
+    points = pick_points(reproduction.points or published.points, min(counts) if task.size.points else None)
+    apart = bool(variables_in(reproduction.lists))
+    comparisons, runs, notes = {}, [], []
+    for group in [[point] for point in points] if apart else [points]:
+        variants, places = [], []
+        for method, point in itertools.product(methods, group):
+            setting = f"{published.along} = {point:g}"
+            label = method.name if apart else setting if len(methods) == 1 else f"{method.name}, {setting}"
+            config = fill({**method.config, **reproduction.config}, {variable: point})
+            variants.append(method.model_copy(update={"name": label, "config": config}))
+            places.append((method.name, point, label))
+        trained = train_methods(
+            reproduction.protocol,
+            task,
+            variants,
+            tune=False,
+            metrics=reproduction.metrics,
+            lists=fill(reproduction.lists, {variable: group[0]}),
+            seeds=reproduction.seeds,
+            directory=f"comparison-{group[0]}" if apart else "comparison",
+        )
+        title = f"{reproduction.id} on {trained.data.name}"
+        title += f", {group[0]} {published.along}" if apart else ""
+        comparisons[title], notes = trained.comparison, trained.deviations
+        runs += [SweepRun(name, point, title, label) for name, point, label in places]
+    result = SweepResult(
+        title=reproduction.title,
+        published=published,
+        metric=reproduction.metrics[0],
+        comparisons=comparisons,
+        runs=runs,
+        data=trained.data,
+        oracle=oracle(trained.data, reproduction.metrics),
+    )
+    return sweep_report(reproduction.id, result, [*notes, *reproduction.notes])
+
+
+# --- one stage ----------------------------------------------------------------------------------------------------
 
 LINEAR = "ndcg_linear"
 
@@ -183,9 +203,6 @@ def protocols_for(reproduction: StageLossComparison, task: Task) -> dict[str, Ca
     items = task.log(next(iter(protocols.values())).platform).items
     nearest = min(protocols, key=lambda name: abs((protocols[name].items or 0) - items))
     return {nearest: protocols[nearest].model_copy(update={"data": {}})}
-
-
-# --- metrics ------------------------------------------------------------------------------------------------------
 
 
 def by_grades(comparison: ComparisonResult, out: Path, data: LogData, metrics: Sequence[str]) -> ComparisonResult:
@@ -243,72 +260,7 @@ def _concatenated(parts: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     return {metric: torch.cat(part).double() for metric, part in parts.items()}
 
 
-def objective_sweep(reproduction: ObjectiveSweep, task: Task) -> Report:
-    """Train every objective at every published point, without tuning."""
-    data = task.log(reproduction.protocol.platform)
-    sweep = _sweep_lists if variables_in(reproduction.lists) else _sweep_methods
-    notes = [*cascade_deviations(reproduction.protocol, data), *reproduction.notes]
-    return sweep_report(reproduction.id, sweep(reproduction, task, data), notes)
-
-
-def _sweep_methods(reproduction: ObjectiveSweep, task: Task, data: LogData) -> SweepResult:
-    """Train a method per objective and point in one comparison."""
-    title = f"{reproduction.id} on {data.name}"
-    methods, runs = [], []
-    for method in reproduction.methods:
-        for point in _points(reproduction, task):
-            label = _label(reproduction, method, point)
-            config = fill(method.config, {reproduction.variable: point})
-            methods.append(method.model_copy(update={"name": label, "config": config}))
-            runs.append(SweepRun(method.name, point, title, label))
-    comparison = compare_cascades(
-        task, data, reproduction.protocol, methods, tune=False, seeds=reproduction.seeds, lists=reproduction.lists
-    )
-    return _result(reproduction, {title: comparison}, runs, data)
-
-
-def _sweep_lists(reproduction: ObjectiveSweep, task: Task, data: LogData) -> SweepResult:
-    """Train all objectives in one comparison per point."""
-    comparisons, runs = {}, []
-    for point in _points(reproduction, task):
-        title = f"{reproduction.id} on {data.name}, {point} {reproduction.published.along}"
-        comparisons[title] = compare_cascades(
-            task,
-            data,
-            reproduction.protocol,
-            reproduction.methods,
-            tune=False,
-            seeds=reproduction.seeds,
-            lists=fill(reproduction.lists, {reproduction.variable: point}),
-            directory=f"comparison-{point}",
-        )
-        runs += [SweepRun(method.name, point, title, method.name) for method in reproduction.methods]
-    return _result(reproduction, comparisons, runs, data)
-
-
-def _points(reproduction: ObjectiveSweep, task: Task) -> list[Number]:
-    count = task.size.points
-    if count is not None and reproduction.quick_points is not None:
-        count = min(count, reproduction.quick_points)
-    return pick_points(reproduction.published.points, count)
-
-
-def _label(reproduction: ObjectiveSweep, method: Method, point: Number) -> str:
-    setting = f"{reproduction.published.along} = {point:g}"
-    return setting if len(reproduction.methods) == 1 else f"{method.name}, {setting}"
-
-
-def _result(
-    reproduction: ObjectiveSweep, comparisons: dict[str, ComparisonResult], runs: list[SweepRun], data: LogData
-) -> SweepResult:
-    return SweepResult(
-        title=reproduction.title,
-        published=reproduction.published,
-        metric=reproduction.metric,
-        comparisons=comparisons,
-        runs=runs,
-        data=data,
-    )
+# --- a stream -----------------------------------------------------------------------------------------------------
 
 
 def objective_stream(reproduction: ObjectiveStream, task: Task) -> Report:
@@ -360,9 +312,6 @@ def _stream(task: Task, config: StreamConfig, out: Path) -> StreamResult:
     return result
 
 
-# --- curves -------------------------------------------------------------------------------------------------------
-
-
 def curves_of(result: StreamResult) -> dict[str, list[float]]:
     """Return the metric of the stream on every tested day, for the methods that were tested on all of them."""
     names = [method.name for method in result.methods]
@@ -385,9 +334,6 @@ def ahead(curves: Curves, leader: str) -> list[float]:
     if leader not in curves or not others:
         return []
     return [value - max(others_of_day) for value, *others_of_day in zip(curves[leader], *others, strict=True)]
-
-
-# --- the report ---------------------------------------------------------------------------------------------------
 
 
 def _phases(reproduction: ObjectiveStream, curves: Curves, early: int) -> Sheet:
@@ -439,235 +385,3 @@ def _figure(reproduction: ObjectiveStream, data: LogData, result: StreamResult) 
         y=result.metric,
         series="",
     )
-
-
-def loss_sweep(reproduction: LossSweep, task: Task) -> Report:
-    """Train every loss at every point, all else equal; losses without a published sweep with one seed each."""
-    data = task.lists(reproduction.protocol)
-    points = pick_points(reproduction.points, task.size.points)
-    sections = {
-        _loss_label(reproduction, method.name, point): _section(reproduction, method, point)
-        for method in reproduction.methods
-        for point in points
-    }
-    config = list_config(
-        reproduction.protocol,
-        task,
-        data,
-        sections,
-        metrics=reproduction.metrics,
-        seeds=task.seeds if reproduction.published else task.seeds[:1],
-    )
-    comparison = run_comparison(task, config)
-    metric = reproduction.metrics[0]
-    trained = {method.name: method.metrics[metric] for method in comparison.methods}
-    curves = {
-        method.name: {
-            point: trained[label]
-            for point in points
-            if (label := _loss_label(reproduction, method.name, point)) in trained
-        }
-        for method in reproduction.methods
-    }
-    report = _report_beside_published if reproduction.published else _report_of_several
-    results = {"oracle": oracle(data, reproduction.metrics), "data": data.summary()}
-    made = report(reproduction, data, curves, points, comparison, results)
-    return replace(made, notes=[*deviations(reproduction.protocol, task, data), *made.notes])
-
-
-def _section(reproduction: LossSweep, method: Method, point: Number) -> dict[str, Any]:
-    section: dict[str, Any] = fill({**method.config, **reproduction.config}, {reproduction.variable: point})
-    return section
-
-
-def _loss_label(reproduction: LossSweep, method: str, point: Number) -> str:
-    variable = reproduction.variable
-    return f"{variable} = {point:g}" if len(reproduction.methods) == 1 else f"{method} {variable}={point:g}"
-
-
-# --- one published loss, and those of the user --------------------------------------------------------------------
-
-
-def _report_beside_published(
-    reproduction: LossSweep,
-    data: ListData,
-    curves: Mapping[str, Curve],
-    points: list[Number],
-    comparison: ComparisonResult,
-    results: dict[str, Any],
-) -> Report:
-    """Report the loss of the paper at each point beside the published values, and losses of the user beside it."""
-    method = reproduction.methods[0].name
-    metric, published, variable = reproduction.metrics[0], reproduction.published, reproduction.variable
-    curve = curves[method]
-    best = max(curve, key=lambda point: curve[point].mean, default=None)
-    claims = len(comparison.seeds) >= LEAST_SEEDS
-    measured = {one.name: one.metrics for one in comparison.methods}
-    here = {
-        name: {
-            loss if len(curves) > 1 else data.name: {
-                point: measured[label][name].mean
-                for point in points
-                if (label := _loss_label(reproduction, loss, point)) in measured
-            }
-            for loss in curves
-        }
-        for name in reproduction.metrics
-    }
-    return Report(
-        comparisons=[(f"{method}, {reproduction.id} on {data.name}", comparison)],
-        sheets=[
-            _beside_published(f"{method}, {name}", variable, here[name], _published(published, name), claims=claims)
-            for name in reproduction.metrics
-        ],
-        plots={reproduction.id: _figure_beside_published(reproduction, data, curves)},
-        results={
-            "comparison": comparison.to_json(),
-            f"best_{variable}": best,
-            "published": _published_json(reproduction),
-            **results,
-        },
-        notes=[*_best_points(variable, metric, best if claims else None, published), *reproduction.notes],
-    )
-
-
-def _figure_beside_published(reproduction: LossSweep, data: ListData, curves: Mapping[str, Curve]) -> Lines:
-    metric, published = reproduction.metrics[0], reproduction.published
-    ours = [
-        {"panel": data.name, "series": loss, "x": point, "y": values.mean, "low": values.low, "high": values.high}
-        for loss, curve in curves.items()
-        for point, values in curve.items()
-    ]
-    theirs = [
-        {"panel": f"published, {source}", "series": reproduction.methods[0].name, "x": point, "y": value}
-        for source, values in _published(published, metric).items()
-        for point, value in values.items()
-    ]
-    best = f"shaded: best {reproduction.variable} in the paper"
-    return Lines(
-        ours + theirs,
-        title=reproduction.heading,
-        subtitle=f"{metric}; {best}; band: 95 % confidence interval over queries",
-        x=reproduction.along,
-        y=metric,
-        series="data",
-        log_x=True,
-        ticks=sorted(
-            {point for curve in curves.values() for point in curve} | {*(published.points if published else ())}
-        ),
-        span=(published.best[0], published.best[1]) if published and published.best else None,
-    )
-
-
-def _published(published: PublishedSweep | None, metric: str) -> dict[str, dict[Number, float]]:
-    """Published values of the only method of the paper, by data set and point."""
-    if published is None:
-        return {}
-    found = {}
-    for source in published.values:
-        ((_, found[source]),) = published.figures(source, metric).items()
-    return found
-
-
-def _beside_published(
-    title: str,
-    variable: str,
-    here: Mapping[str, Mapping[Number, float]],
-    published: dict[str, dict[Number, float]],
-    *,
-    claims: bool,
-) -> Sheet:
-    """A row for each point, with the best of each column marked; of our columns only if they make claims."""
-    columns = {f"here, {name}": values for name, values in here.items()}
-    columns |= {f"published, {source}": values for source, values in published.items()}
-    points = sorted({point for values in columns.values() for point in values})
-
-    def cell(column: str, point: Number) -> str:
-        values = columns[column]
-        if point not in values:
-            return "-"
-        marked = (claims or column.startswith("published")) and values[point] == max(values.values())
-        return f"{format_value(values[point])}{' <' * marked}"
-
-    rows = [[f"{point:g}", *(cell(column, point) for column in columns)] for point in points]
-    return Sheet(f"{title}: here, and as published", [variable, *columns], rows)
-
-
-def _best_points(variable: str, metric: str, best: Number | None, published: PublishedSweep | None) -> list[str]:
-    if best is None or not published:
-        return []
-    theirs = [
-        f"{', '.join(f'{point:g}' for point, value in curve.items() if value == max(curve.values()))} on {source}"
-        for source, curve in _published(published, metric).items()
-    ]
-    return [f"Best {variable} by {metric}: {best:g} here; in the paper {' and '.join(theirs)}."] if theirs else []
-
-
-def _published_json(reproduction: LossSweep) -> dict[str, Any] | None:
-    published = reproduction.published
-    if published is None:
-        return None
-    figures = {
-        source: {
-            metric: [
-                {"at": point, "value": value} for point, value in _published(published, metric).get(source, {}).items()
-            ]
-            for metric in reproduction.metrics
-        }
-        for source in published.values
-    }
-    return {f"{reproduction.variable}s": published.points, "best": published.best, "figures": figures}
-
-
-# --- several losses -----------------------------------------------------------------------------------------------
-
-
-def _report_of_several(
-    reproduction: LossSweep,
-    data: ListData,
-    curves: Mapping[str, Curve],
-    points: list[Number],
-    comparison: ComparisonResult,
-    results: dict[str, Any],
-) -> Report:
-    """Report losses by how much they depend on the setting."""
-    metric, variable = reproduction.metrics[0], reproduction.variable
-    means = {name: {point: values.mean for point, values in curve.items()} for name, curve in curves.items()}
-    rows = [
-        [name, *(format_value(curve[point]) if point in curve else "failed" for point in points), _spread(curve)]
-        for name, curve in means.items()
-    ]
-    figure = Lines(
-        [{"series": name, "x": point, "y": value} for name, curve in means.items() for point, value in curve.items()],
-        title=reproduction.heading,
-        subtitle=f"{data.name}, test lists",
-        x=reproduction.along,
-        y=metric,
-        series="loss",
-        log_x=True,
-        ticks=points,
-    )
-    return Report(
-        sheets=[
-            Sheet(
-                f"{metric} on {data.name} by {reproduction.along}",
-                ["loss", *(f"{point:g}" for point in points), "best - worst"],
-                rows,
-            )
-        ],
-        plots={reproduction.id: figure},
-        results={
-            "comparison": comparison.to_json(),
-            "values": {
-                name: [{variable: point, metric: value} for point, value in curve.items()]
-                for name, curve in means.items()
-            },
-            "published": None,
-            **results,
-        },
-        notes=[*few_seeds_note(comparison.seeds), *reproduction.notes],
-    )
-
-
-def _spread(curve: Mapping[Number, float]) -> str:
-    return format_value(max(curve.values()) - min(curve.values()) if curve else float("nan"))

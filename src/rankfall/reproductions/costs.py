@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
         ObjectiveRuntime,
         SortRuntime,
         TopkRuntime,
+        TrainingCost,
         TrainingSteps,
     )
     from rankfall.reproductions.task import Task
@@ -62,6 +62,101 @@ if TYPE_CHECKING:
     Loss = Callable[[Tensor, Tensor], Tensor]  # scores and labels of some lists to one value per list
     Seconds = Mapping[str, Sequence[float]]  # for each length, by name of the operator
     Times = Mapping[str, Mapping[Number, float]]  # milliseconds for each operator and length
+
+# --- training steps -----------------------------------------------------------------------------------------------
+
+
+def _cost_report(
+    reproduction: TrainingCost,
+    data: ListData | LogData,
+    what: str,
+    columns: tuple[str, str],
+    costs: Mapping[str, Mapping[str, float]],
+    more: Mapping[str, Mapping[str, str]],
+    results: Mapping[str, Any],
+) -> Report:
+    """Report the time and the memory of each method, which are named by `columns`, beside the published ones."""
+    return Report(
+        sheets=[
+            _cost_sheet(
+                f"{reproduction.title} here: {what} ({data.name})", columns, costs, reproduction.baseline, more
+            ),
+            published_costs(reproduction),
+        ],
+        plots={reproduction.id: cost_figure(reproduction, data.name, columns, costs)},
+        results={
+            **results,
+            "published": {"title": reproduction.title, "figures": _printed_costs(reproduction)},
+            "data": data.summary(),
+        },
+        notes=reproduction.notes,
+    )
+
+
+def _printed_costs(reproduction: TrainingCost) -> dict[str, dict[str, float]]:
+    (source,) = reproduction.published.values
+    return reproduction.published.figures(source)
+
+
+def published_costs(reproduction: TrainingCost) -> Sheet:
+    """Return the printed costs with their ratios."""
+    (source,) = reproduction.published.values
+    time, memory = reproduction.published.metrics
+    more = {"complexity": reproduction.complexity} if reproduction.complexity else {}
+    title, costs = f"published: {reproduction.title}, {source}", _printed_costs(reproduction)
+    return _cost_sheet(title, (time, memory), costs, reproduction.baseline, more)
+
+
+def _cost_sheet(
+    title: str,
+    columns: tuple[str, str],
+    costs: Mapping[str, Mapping[str, float]],
+    baseline: str,
+    more: Mapping[str, Mapping[str, str]],
+) -> Sheet:
+    """Return a row per method: time, its ratio, the columns of `more`, memory, its ratio."""
+    form = ".3g" if more and "complexity" not in more else "g"
+
+    def cells(row: Mapping[str, float], column: str) -> list[str]:
+        if column not in row:
+            return ["-", "-"]
+        return [f"{row[column]:{form}}", f"{_ratio(row[column], costs[baseline][column]):.2f}"]
+
+    time, memory = columns
+    rows = [
+        [name, *cells(row, time), *(of[name] for of in more.values()), *cells(row, memory)]
+        for name, row in costs.items()
+    ]
+    return Sheet(title, ["method", time, f"time / {baseline}", *more, memory, f"memory / {baseline}"], rows)
+
+
+def _ratio(cost: float, baseline: float) -> float:
+    """Return a relative cost; the memory of a small step may fit into what the process has already."""
+    return cost / baseline if baseline else math.nan
+
+
+def cost_figure(
+    reproduction: TrainingCost, here: str, columns: tuple[str, str], costs: Mapping[str, Mapping[str, float]]
+) -> Dots:
+    """Draw time and memory relative to the baseline, which do not depend on the machine."""
+    time, memory = reproduction.published.metrics
+    (source,) = reproduction.published.values
+    records = [
+        {"method": name, "source": title, "metric": metric, "value": _ratio(row[column], of[base][column])}
+        for title, of, named in (
+            (here, costs, columns),
+            (f"published, {source}", _printed_costs(reproduction), (time, memory)),
+        )
+        for base in [reproduction.baseline]
+        for name, row in of.items()
+        for metric, column in zip(("time", "memory"), named, strict=True)
+        if column in row
+    ]
+    title = f"{reproduction.title}: cost of training relative to {reproduction.baseline}"
+    return Dots(records, title=title, costs=True)
+
+
+# --- losses on ranking lists --------------------------------------------------------------------------------------
 
 QUICK_DOCUMENTS = 2000  # per batch, if the run is a quick one
 WARM_UP_DOCUMENTS = 200  # in the step before the one whose memory is measured
@@ -72,10 +167,18 @@ STEP_TIME, LOSS_TIME, LOSS_GROWTH, MEMORY = "step s/epoch", "loss s/epoch", "los
 
 
 def loss_cost(reproduction: LossCost, task: Task) -> Report:
-    """Measure a step with every loss; times of all losses are taken in turns."""
+    """Measure a step with every loss, and the loss alone, in which methods differ.
+
+    A step gathers a batch of documents, computes scores, loss and gradients, and updates the network of the paper.
+    """
     data = task.lists(reproduction.protocol)
     documents = QUICK_DOCUMENTS if task.quick else reproduction.documents
-    contents = {method.name: _content(reproduction, data, method.config) for method in reproduction.methods}
+    base = {
+        "data": {"path": str(data.path), **next(iter(data.folds.values()))},
+        "model": reproduction.protocol.network,
+        "optimizer": {"lr": LIST_RATE},
+    }
+    contents: dict[str, Content] = {method.name: {**base, **method.config} for method in reproduction.methods}
     task.progress("times", 0, len(contents) + 1)
     lengths = [length for length in GROWTH_LENGTHS if length <= task.size.longest]
     measured = _times(contents, documents, lengths, SECONDS / 10 if task.quick else SECONDS)
@@ -83,33 +186,15 @@ def loss_cost(reproduction: LossCost, task: Task) -> Report:
         task.progress(f"memory of {name}", number, len(contents) + 1)
         full, small = (content, documents), (content, WARM_UP_DOCUMENTS)
         measured[name][MEMORY] = peak_bytes(training_step, small=small, full=full) / 2**20
-    return Report(
-        sheets=[_here(reproduction, measured), _published(reproduction)],
-        plots={reproduction.id: _figure(reproduction, measured, data.name)},
-        results={
-            "measured": measured,
-            "documents_per_batch": documents,
-            "published": {row: cells for rows in reproduction.published.values.values() for row, cells in rows.items()},
-            "data": data.summary(),
+    more = {
+        LOSS_TIME: {name: f"{costs[LOSS_TIME]:.3f}" for name, costs in measured.items()},
+        LOSS_GROWTH: {
+            name: f"n^{costs[LOSS_GROWTH]:.1f}" if LOSS_GROWTH in costs else "-" for name, costs in measured.items()
         },
-        notes=[
-            f"Batches of {documents:,} documents, CPU time of one thread; an epoch has the documents of all training "
-            "lists.",
-            *reproduction.notes,
-        ],
-    )
-
-
-def _content(reproduction: LossCost, data: ListData, method: Mapping[str, Any]) -> Content:
-    return {
-        "data": {"path": str(data.path), **next(iter(data.folds.values()))},
-        "model": reproduction.protocol.network,
-        "optimizer": {"lr": LIST_RATE},
-        **method,
     }
-
-
-# --- steps --------------------------------------------------------------------------------------------------------
+    what = f"CPU time of one thread, batches of {documents:,} documents, epochs of all training lists"
+    results = {"measured": measured, "documents_per_batch": documents}
+    return _cost_report(reproduction, data, what, (STEP_TIME, MEMORY), measured, more, results)
 
 
 class Training:
@@ -204,138 +289,38 @@ def _on_labels(loss: nn.Module, labels: Tensor, scores: Tensor) -> Tensor:
     return value
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
-
-
-def _here(reproduction: LossCost, measured: Mapping[str, Mapping[str, float]]) -> Sheet:
-    first = next(iter(measured.values()))
-    rows = [
-        [
-            name,
-            f"{costs[STEP_TIME]:.2f}",
-            f"{costs[STEP_TIME] / first[STEP_TIME]:.2f}",
-            f"{costs[LOSS_TIME]:.3f}",
-            f"n^{costs[LOSS_GROWTH]:.1f}" if LOSS_GROWTH in costs else "-",
-            f"{costs[MEMORY]:.0f}",
-            f"{costs[MEMORY] / first[MEMORY]:.2f}",
-        ]
-        for name, costs in measured.items()
-    ]
-    return Sheet(
-        f"{reproduction.title}: here", ["method", STEP_TIME, "ratio", LOSS_TIME, LOSS_GROWTH, MEMORY, "ratio"], rows
-    )
-
-
-def _published(reproduction: LossCost) -> Sheet:
-    published = reproduction.published
-    ((source, _),) = published.values.items()
-    figures = published.figures(source)
-    time, memory = published.metrics
-    first = next(iter(figures.values()))
-    rows = [
-        [
-            name,
-            f"{costs[time]:g}",
-            f"{costs[time] / first[time]:.2f}",
-            reproduction.complexity[name],
-            f"{costs[memory]:g}",
-            f"{costs[memory] / first[memory]:.2f}",
-        ]
-        for name, costs in figures.items()
-    ]
-    return Sheet(
-        f"published: {reproduction.title}, {source}",
-        ["method", time, "ratio", "complexity", memory, "ratio"],
-        rows,
-    )
-
-
-def _figure(reproduction: LossCost, measured: Mapping[str, Mapping[str, float]], here: str) -> Dots:
-    """Time and memory relative to those of the first method."""
-    published = reproduction.published
-    ((source, _),) = published.values.items()
-    time, memory = published.metrics
-    sources = {
-        here: {name: (costs[STEP_TIME], costs[MEMORY]) for name, costs in measured.items()},
-        f"published, {source}": {name: (row[time], row[memory]) for name, row in published.figures(source).items()},
-    }
-    records = [
-        {"method": name, "source": title, "metric": metric, "value": value / base}
-        for title, rows in sources.items()
-        for name, costs in rows.items()
-        for metric, value, base in zip(("time", "memory"), costs, next(iter(rows.values())), strict=True)
-    ]
-    return Dots(records, title=f"{reproduction.title}: time and memory relative to the first method", costs=True)
-
+# --- objectives of a cascade --------------------------------------------------------------------------------------
 
 STEP_SECONDS, QUICK_STEP_SECONDS = 3.0, 0.2  # for each objective
 BATCH, QUICK_BATCH = 1024, 256  # impressions per step, at most
 SMALL = 4  # impressions of the step that loads libraries
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Cost of a training step.
-
-    Attributes:
-        seconds: Median CPU time on one thread.
-        spread: Half the interquartile range as a share of the median, None for fewer than two turns.
-        peak: Peak memory that the step adds in a fresh process, in bytes.
-    """
-
-    seconds: float
-    spread: float | None
-    peak: int
-
-    def relative_peak(self, baseline: Cost) -> float:
-        """Return the memory relative to a baseline; a small step may fit into memory that the process has already."""
-        return self.peak / baseline.peak if baseline.peak else math.nan
-
-
 def objective_runtime(reproduction: ObjectiveRuntime, task: Task) -> Report:
-    """Measure a training step with every objective."""
+    """Measure a training step with every objective: scores of all stages, objective, backward pass and optimizer.
+
+    Times are taken in turns, so that other load of the machine affects all objectives; then the memory is measured.
+    """
     data = task.log(reproduction.protocol.platform)
     batch = min(reproduction.protocol.batch, QUICK_BATCH if task.quick else BATCH, data.train_impressions)
-    costs = _costs(_configs(reproduction, task, data), batch, task)
-    return Report(
-        sheets=[_measured(reproduction, data, costs, batch), _objective_runtime_published(reproduction)],
-        plots={reproduction.id: _objective_runtime_figure(reproduction, data, costs)},
-        results={
-            "batch": batch,
-            "costs": {
-                name: {
-                    "seconds_per_1000_impressions": 1000 * cost.seconds / batch,
-                    "spread": cost.spread,
-                    "peak_bytes": cost.peak,
-                }
-                for name, cost in costs.items()
-            },
-            "published": {"title": reproduction.title, "figures": _figures(reproduction)},
-            "data": data.summary(),
-        },
-        notes=reproduction.notes,
-    )
-
-
-def _configs(reproduction: ObjectiveRuntime, task: Task, data: LogData) -> dict[str, str]:
-    """Return the training configuration of every method as JSON text, which other processes can read."""
     sections = method_sections(reproduction.methods, CASCADE_RATES, tune=False)
-    comparison = cascade_config(reproduction.protocol, data, sections, seeds=[task.seed])
-    plan = make_plan(comparison, task.out)
-    return {method: run.config.model_dump_json() for (method, _), (run,) in plan.trials().items()}
-
-
-def _costs(configs: Mapping[str, str], batch: int, task: Task) -> dict[str, Cost]:
-    """Measure the times in turns, so that other load of the machine affects all objectives, then the memory."""
+    plan = make_plan(cascade_config(reproduction.protocol, data, sections, seeds=[task.seed]), task.out)
+    configs = {method: run.config.model_dump_json() for (method, _), (run,) in plan.trials().items()}
     task.progress(f"steps of {batch} impressions", 0, len(configs) + 1)
     steps = {name: cascade_step(config, batch) for name, config in configs.items()}
     clocks = time_in_turns(steps, seconds=QUICK_STEP_SECONDS if task.quick else STEP_SECONDS)
-    costs = {}
+    time, memory = "s per 1,000 impressions", "MiB added by a step"
+    costs, results, spreads = {}, {}, {}
     for number, (name, config) in enumerate(configs.items(), 1):
         task.progress(f"memory of {name}", number, len(configs) + 1)
         peak = peak_bytes(cascade_step, small=(config, min(SMALL, batch)), full=(config, batch))
-        costs[name] = Cost(cpu_seconds(clocks[name]), cpu_spread(clocks[name]), peak)
-    return costs
+        seconds, spread = 1000 * cpu_seconds(clocks[name]) / batch, cpu_spread(clocks[name])
+        costs[name] = {time: seconds, memory: peak / 2**20}
+        spreads[name] = "" if spread is None else f"{spread:.0%}"
+        results[name] = {"seconds_per_1000_impressions": seconds, "spread": spread, "peak_bytes": peak}
+    what = f"CPU seconds of one thread, steps of {batch} impressions"
+    found = {"batch": batch, "costs": results}
+    return _cost_report(reproduction, data, what, (time, memory), costs, {"spread": spreads}, found)
 
 
 def cascade_step(config: str, batch: int) -> Step:
@@ -350,60 +335,7 @@ def cascade_step(config: str, batch: int) -> Step:
     return partial(learner.step, next(iter(learner.loader)), Position())
 
 
-# --- the report ---------------------------------------------------------------------------------------------------
-
-
-def _figures(reproduction: ObjectiveRuntime) -> dict[str, dict[str, float]]:
-    (data,) = reproduction.published.values
-    return reproduction.published.figures(data)
-
-
-def _measured(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, Cost], batch: int) -> Sheet:
-    baseline = costs[reproduction.baseline]
-    rows = [
-        [
-            name,
-            f"{1000 * cost.seconds / batch:.3g}",
-            f"{cost.seconds / baseline.seconds:.2f}",
-            "" if cost.spread is None else f"{cost.spread:.0%}",
-            f"{cost.peak / 2**20:.1f}",
-            f"{cost.relative_peak(baseline):.2f}",
-        ]
-        for name, cost in costs.items()
-    ]
-    title = f"{reproduction.title} here: CPU seconds of one thread, steps of {batch} impressions ({data.name})"
-    own, other = f"time / {reproduction.baseline}", f"memory / {reproduction.baseline}"
-    return Sheet(title, ["method", "s per 1,000 impressions", own, "spread", "MiB added by a step", other], rows)
-
-
-def _objective_runtime_published(reproduction: ObjectiveRuntime) -> Sheet:
-    figures = _figures(reproduction)
-    baseline = figures[reproduction.baseline]
-
-    def cells(row: Mapping[str, float], column: str) -> list[str]:
-        return [f"{row[column]:g}", f"{row[column] / baseline[column]:.2f}"] if column in row else ["-", "-"]
-
-    (time, memory), other = reproduction.published.metrics, reproduction.baseline
-    rows = [[name, *cells(row, time), *cells(row, memory)] for name, row in figures.items()]
-    columns = ["method", time, f"time / {other}", memory, f"memory / {other}"]
-    return Sheet(f"published: {reproduction.title}", columns, rows)
-
-
-def _objective_runtime_figure(reproduction: ObjectiveRuntime, data: LogData, costs: Mapping[str, Cost]) -> Dots:
-    """Draw time and memory relative to the baseline, which do not depend on the machine."""
-    figures, baseline = _figures(reproduction), costs[reproduction.baseline]
-    printed = figures[reproduction.baseline]
-    rows = []
-    for name, cost in costs.items():
-        ours = {"time": cost.seconds / baseline.seconds, "memory": cost.relative_peak(baseline)}
-        rows += [{"method": name, "source": data.name, "metric": key, "value": value} for key, value in ours.items()]
-    for name, row in figures.items():
-        for key, column in zip(("time", "memory"), reproduction.published.metrics, strict=True):
-            if column in row:
-                ratio = row[column] / printed[column]
-                rows.append({"method": name, "source": "published", "metric": key, "value": ratio})
-    return Dots(rows, title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}", costs=True)
-
+# --- soft sorts by length -----------------------------------------------------------------------------------------
 
 TEXTBOOK, ONE, TREE = "depth 1, textbook (n x n)", "depth 1, rankfall (k rows)", "depth 3, rankfall (tree)"
 PUBLISHED_AS = {TEXTBOOK: "depth 1", ONE: "depth 1", TREE: "depth 3"}

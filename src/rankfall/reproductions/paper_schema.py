@@ -372,12 +372,12 @@ class Reproduction(Section):
         place: Where it is in the paper.
         shows: What it shows, for ``--list``.
         time: How long it takes.
-        driver: The function that runs it, in the module `chapter`.
+        driver: The kind of reproduction. Its model has as `runner` the module and function that runs it.
         notes: Where our data or methods differ from those of the paper.
     """
 
     data: ClassVar[Kind] = "lists"
-    chapter: ClassVar[str] = "comparisons"
+    runner: ClassVar[str]
 
     paper: str
     id: str
@@ -449,49 +449,102 @@ class PublishedOnly(Reproduction):
 
     data: ClassVar[Kind] = "none"
 
+    runner: ClassVar[str] = "statistics.published_only"
+
     driver: Literal["published_only"]
-    chapter: ClassVar[str] = "statistics"
     reason: str
     published: PublishedTable
     time: Time = Time(quick="-", full="-")
 
 
-class LossComparison(TableOfMethods):
-    """Losses trained and tested on the same ranking lists, beside a published table."""
+class Comparison(TableOfMethods):
+    """Methods trained and tested on the same data, beside a published table.
+
+    Attributes:
+        lists: Options of the ``data`` section of impressions: length of test lists, random negatives.
+        tune: Whether settings are tuned, if the size of the run allows it.
+        leader: A method of which the report counts the `rivals` behind it.
+        rivals: Names of methods.
+    """
+
+    runner: ClassVar[str] = "comparisons.compare"
+
+    protocol: ListProtocol | CascadeProtocol
+    lists: Options = Field(default_factory=dict)
+    tune: bool = True
+    leader: str | None = None
+    rivals: list[str] = Field(default_factory=list)
+
+
+class LossComparison(Comparison):
+    """Losses on ranking lists."""
 
     driver: Literal["loss_comparison"]
     protocol: ListProtocol
 
 
-class LossSweep(Reproduction):
-    """Losses at every value of one setting, which their `config` uses as a variable.
+class ObjectiveComparison(Comparison):
+    """Objectives of a cascade on impressions."""
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["objective_comparison"]
+    protocol: CascadeProtocol
+
+
+class Sweep(Reproduction):
+    """Methods at every value of one setting, untuned, beside a published sweep.
+
+    The variable is part of the methods or of `config`, which are then trained in one comparison, or of `lists`, with
+    one comparison per value.
 
     Attributes:
         variable: Name of the variable.
-        along: The setting, as axes name it.
-        points: Its values.
-        metrics: Metrics of the tests, of which the first is drawn.
+        points: Its values, if not those of the published sweep.
+        metrics: Metrics of the tests, of which the first is drawn. Tables show all published ones.
         config: Sections of the configuration of all methods.
-        heading: Title of the figure.
+        lists: Options of the ``data`` section of impressions: length of test lists, random negatives.
+        seeds: Largest number of seeds.
+        quick_points: Largest number of values in runs that do not use all of them.
     """
+
+    runner: ClassVar[str] = "comparisons.sweep"
+
+    protocol: ListProtocol | CascadeProtocol
+    methods: list[Method] = Field(min_length=1)
+    variable: str
+    points: list[Number] = Field(default_factory=list)
+    metrics: list[str] = Field(default=["joint_recall"], min_length=1)
+    config: Options = Field(default_factory=dict)
+    lists: Options = Field(default_factory=dict)
+    seeds: Positive | None = None
+    quick_points: Positive | None = None
+    published: PublishedSweep
+
+    @model_validator(mode="after")
+    def _something_uses_the_variable(self) -> Self:
+        check_names(self.methods)
+        shared = variables_in([self.lists, self.config])
+        if not shared <= {self.variable}:
+            raise ValueError(f"lists, config: found the variables {sorted(shared)}, expected {self.variable!r} only")
+        check_variables(self.methods, {self.variable}, required={self.variable} - shared)
+        return self
+
+
+class LossSweep(Sweep):
+    """Losses on ranking lists."""
 
     driver: Literal["loss_sweep"]
     protocol: ListProtocol
-    methods: list[Method] = Field(min_length=1)
-    variable: str
-    along: str
-    points: list[Number] = Field(min_length=1)
-    metrics: list[str] = Field(min_length=1)
-    config: Options = Field(default_factory=dict)
-    heading: str
-    published: PublishedSweep | None = None
 
-    @model_validator(mode="after")
-    def _methods_use_the_variable(self) -> Self:
-        check_names(self.methods)
-        required = {self.variable} - variables_in(self.config)
-        check_variables(self.methods, {self.variable}, required=required)
-        return self
+
+class ObjectiveSweep(Sweep):
+    """Objectives of a cascade on impressions."""
+
+    data: ClassVar[Kind] = "impressions"
+
+    driver: Literal["objective_sweep"]
+    protocol: CascadeProtocol
 
 
 class Cutoffs(Section):
@@ -511,8 +564,9 @@ class CutoffTransfer(Reproduction):
         claim: Conclusion of the paper.
     """
 
+    runner: ClassVar[str] = "transfers.cutoff_transfer"
+
     driver: Literal["cutoff_transfer"]
-    chapter: ClassVar[str] = "transfers"
     protocol: ListProtocol
     methods: list[Method] = Field(min_length=1)
     cutoffs: list[Cutoffs] = Field(min_length=1)
@@ -535,8 +589,9 @@ class LengthTransfer(Reproduction):
         metrics: Metrics of the tests.
     """
 
+    runner: ClassVar[str] = "transfers.length_transfer"
+
     driver: Literal["length_transfer"]
-    chapter: ClassVar[str] = "transfers"
     protocol: ListProtocol
     method: Method
     lengths: list[Positive] = Field(min_length=2)
@@ -557,36 +612,13 @@ class TrainingCurves(Reproduction):
         k: Cut-off of NDCG@k.
     """
 
+    runner: ClassVar[str] = "transfers.training_curves"
+
     driver: Literal["training_curves"]
-    chapter: ClassVar[str] = "transfers"
     protocol: ListProtocol
     taus: list[Number] = Field(min_length=1)
     others: list[Number | Options] = Field(default_factory=list)
     k: Positive
-
-
-class LossCost(TableOfMethods):
-    """Time and memory of a training step with each loss, beside a published table of both.
-
-    The first published column is the time per epoch, the second is the memory.
-
-    Attributes:
-        documents: Documents per batch.
-        complexity: Published growth of the time with the length n of lists, by row.
-    """
-
-    driver: Literal["loss_cost"]
-    chapter: ClassVar[str] = "costs"
-    protocol: ListProtocol
-    documents: Positive
-    complexity: dict[str, str]
-
-    @model_validator(mode="after")
-    def _rows_have_a_complexity(self) -> Self:
-        rows = self.published.rows()
-        if self.complexity.keys() != rows:
-            raise ValueError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
-        return self
 
 
 class ListStatistics(Reproduction):
@@ -596,8 +628,9 @@ class ListStatistics(Reproduction):
     the highest label.
     """
 
+    runner: ClassVar[str] = "statistics.list_statistics"
+
     driver: Literal["list_statistics"]
-    chapter: ClassVar[str] = "statistics"
     protocol: ListProtocol
     published: PublishedTable
 
@@ -605,62 +638,6 @@ class ListStatistics(Reproduction):
     def _has_six_columns(self) -> Self:
         if len(self.published.columns) != 6:
             raise ValueError(f"published.columns: found {len(self.published.columns)}, expected 6")
-        return self
-
-
-class ObjectiveComparison(TableOfMethods):
-    """Objectives of a cascade trained and tested on the same impressions, beside a published table.
-
-    Attributes:
-        lists: Options of the ``data`` section: length of test lists, random negatives.
-        tune: Whether settings are tuned, if the size of the run allows it.
-        leader: A method of which the report counts the `rivals` behind it.
-        rivals: Names of methods.
-    """
-
-    data: ClassVar[Kind] = "impressions"
-
-    driver: Literal["objective_comparison"]
-    protocol: CascadeProtocol
-    lists: Options = Field(default_factory=dict)
-    tune: bool = True
-    leader: str | None = None
-    rivals: list[str] = Field(default_factory=list)
-
-
-class ObjectiveSweep(Reproduction):
-    """Objectives of a cascade at every published value of one setting, untuned.
-
-    The variable is part of the methods, which are then trained in one comparison, or of `lists`, with one comparison
-    per value.
-
-    Attributes:
-        variable: Name of the variable.
-        metric: The metric that is drawn. Tables show all published ones.
-        lists: Options of the ``data`` section: length of test lists, random negatives.
-        seeds: Largest number of seeds.
-        quick_points: Largest number of values in runs that do not use all of them.
-    """
-
-    data: ClassVar[Kind] = "impressions"
-
-    driver: Literal["objective_sweep"]
-    protocol: CascadeProtocol
-    methods: list[Method] = Field(min_length=1)
-    variable: str
-    metric: str = "joint_recall"
-    lists: Options = Field(default_factory=dict)
-    seeds: Positive | None = None
-    quick_points: Positive | None = None
-    published: PublishedSweep
-
-    @model_validator(mode="after")
-    def _something_uses_the_variable(self) -> Self:
-        check_names(self.methods)
-        in_lists = variables_in(self.lists)
-        if not in_lists <= {self.variable}:
-            raise ValueError(f"lists: found the variables {sorted(in_lists)}, expected {self.variable!r} only")
-        check_variables(self.methods, {self.variable}, required=set() if in_lists else {self.variable})
         return self
 
 
@@ -674,6 +651,8 @@ class StageLossComparison(TableOfMethods):
     """
 
     data: ClassVar[Kind] = "impressions"
+
+    runner: ClassVar[str] = "comparisons.stage_loss_comparison"
 
     driver: Literal["stage_loss_comparison"]
     protocols: dict[str, CascadeProtocol] = Field(min_length=1)
@@ -701,6 +680,8 @@ class ObjectiveStream(Reproduction):
 
     data: ClassVar[Kind] = "impressions"
 
+    runner: ClassVar[str] = "comparisons.objective_stream"
+
     driver: Literal["objective_stream"]
     protocol: CascadeProtocol
     methods: list[Method] = Field(min_length=1)
@@ -718,26 +699,47 @@ class ObjectiveStream(Reproduction):
         return self
 
 
-class ObjectiveRuntime(TableOfMethods):
-    """Time and memory of training with each objective, beside a published table of time and memory.
+class TrainingCost(TableOfMethods):
+    """Time and memory of a training step with each method, beside a published table of both, for one data set.
 
     Attributes:
         baseline: The method to which costs are relative.
+        complexity: Published growth of the time with the length n of lists, by row.
     """
 
-    data: ClassVar[Kind] = "impressions"
-
-    driver: Literal["objective_runtime"]
-    chapter: ClassVar[str] = "costs"
-    protocol: CascadeProtocol
+    protocol: ListProtocol | CascadeProtocol
     baseline: str
+    complexity: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _baseline_is_printed(self) -> Self:
+    def _costs_are_printed(self) -> Self:
+        rows = self.published.rows()
         check_known("baseline", self.baseline, self.methods)
+        if self.complexity and self.complexity.keys() != rows:
+            raise ValueError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
         if len(self.published.columns) != 2 or len(self.published.values) != 1:
             raise ValueError("published: expected one data set with two columns, time and memory")
         return self
+
+
+class LossCost(TrainingCost):
+    """Losses on batches of `documents` documents; times are those of an epoch."""
+
+    runner: ClassVar[str] = "costs.loss_cost"
+
+    driver: Literal["loss_cost"]
+    protocol: ListProtocol
+    documents: Positive
+
+
+class ObjectiveRuntime(TrainingCost):
+    """Objectives of a cascade."""
+
+    data: ClassVar[Kind] = "impressions"
+    runner: ClassVar[str] = "costs.objective_runtime"
+
+    driver: Literal["objective_runtime"]
+    protocol: CascadeProtocol
 
 
 class LogStatistics(Reproduction):
@@ -749,8 +751,9 @@ class LogStatistics(Reproduction):
 
     data: ClassVar[Kind] = "impressions"
 
+    runner: ClassVar[str] = "statistics.log_statistics"
+
     driver: Literal["log_statistics"]
-    chapter: ClassVar[str] = "statistics"
     platform: str
     published: PublishedTable
 
@@ -786,8 +789,9 @@ class SortRuntime(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "costs.sort_runtime"
+
     driver: Literal["sort_runtime"]
-    chapter: ClassVar[str] = "costs"
     lengths: list[Positive] = Field(min_length=2)
     growth: dict[str, float]
     training: TrainingSteps
@@ -804,8 +808,9 @@ class GradientSigns(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "operator_properties.gradient_signs"
+
     driver: Literal["gradient_signs"]
-    chapter: ClassVar[str] = "operator_properties"
     k: Positive
     lists: dict[str, list[Number]] = Field(min_length=1)
     losses: dict[str, Options] = Field(min_length=1)
@@ -823,8 +828,9 @@ class SortTree(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "operator_properties.sort_tree"
+
     driver: Literal["sort_tree"]
-    chapter: ClassVar[str] = "operator_properties"
     scores: list[Number] = Field(min_length=1)
     branches: list[Positive] = Field(min_length=1)
     k: Positive
@@ -843,8 +849,9 @@ class SurvivalBounds(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "operator_properties.survival_bounds"
+
     driver: Literal["survival_bounds"]
-    chapter: ClassVar[str] = "operator_properties"
     lengths: list[Annotated[int, Field(ge=3, le=12)]] = Field(min_length=1)
     operators: list[Options] = Field(min_length=1)
     correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
@@ -862,8 +869,9 @@ class TopkRuntime(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "costs.topk_runtime"
+
     driver: Literal["topk_runtime"]
-    chapter: ClassVar[str] = "costs"
     lists: Positive
     operators: dict[str, str] = Field(min_length=1)
     published: PublishedSweep
@@ -896,8 +904,9 @@ class GradientConflict(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "operator_properties.gradient_conflict"
+
     driver: Literal["gradient_conflict"]
-    chapter: ClassVar[str] = "operator_properties"
     lists: SyntheticLists
     ks: list[Positive] = Field(min_length=1)
     operators: dict[str, Options] = Field(min_length=1)
@@ -915,8 +924,9 @@ class TemperatureEffect(Reproduction):
 
     data: ClassVar[Kind] = "operators"
 
+    runner: ClassVar[str] = "operator_properties.temperature_effect"
+
     driver: Literal["temperature_effect"]
-    chapter: ClassVar[str] = "operator_properties"
     lists: SyntheticLists
     k: Positive
     operator: str

@@ -12,7 +12,7 @@ from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.files import write_comparison
-from rankfall.reproductions.paper_schema import fill
+from rankfall.reproductions.paper_schema import CascadeProtocol, fill
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.stream.stream_config import StreamConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rankfall.reproductions.list_data import ListData
     from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import CascadeProtocol, ListProtocol, Method, StageProtocol
+    from rankfall.reproductions.paper_schema import ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
     from rankfall.studies.compare import Step
     from rankfall.studies.results import ComparisonResult
@@ -164,12 +164,13 @@ def deviations(protocol: ListProtocol, task: Task, data: ListData, *, tuned: boo
     return found
 
 
-def oracle(data: ListData, metrics: Sequence[str]) -> dict[str, float] | None:
+def oracle(data: ListData | LogData, metrics: Sequence[str]) -> dict[str, float] | None:
     """Return the metrics of the order by true utility on the test lists, or None if the data are not generated."""
-    if data.generated is None:
+    generated = getattr(data, "generated", None)
+    if generated is None:
         return None
     lists = Lists([RankingData.load(data.path)["test"]])
-    values = measure(torch.from_numpy(data.generated.utility).float(), lists, [parse(name) for name in metrics])
+    values = measure(torch.from_numpy(generated.utility).float(), lists, [parse(name) for name in metrics])
     return {name: float(value.double().nanmean()) for name, value in values.items()}
 
 
@@ -335,6 +336,42 @@ def _with_grades(stage: dict[str, Any], protocol: CascadeProtocol, data: LogData
 
 
 # --- running ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Methods that were trained and tested on the data of a protocol, and where this differs from the protocol."""
+
+    data: ListData | LogData
+    comparison: ComparisonResult
+    deviations: list[str]
+
+
+def train_methods(
+    protocol: ListProtocol | CascadeProtocol,
+    task: Task,
+    methods: Iterable[Method],
+    *,
+    tune: bool,
+    metrics: Sequence[str],
+    against: str | None = None,
+    lists: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    directory: str = "comparison",
+) -> Trained:
+    """Train and test methods as a protocol says; `metrics` and `against` are those of ranking lists."""
+    if isinstance(protocol, CascadeProtocol):
+        log = task.log(protocol.platform)
+        compared = compare_cascades(
+            task, log, protocol, methods, tune=tune, seeds=seeds, lists=lists, directory=directory
+        )
+        return Trained(log, compared, cascade_deviations(protocol, log))
+    data = task.lists(protocol)
+    tuned = tune and is_tuned(protocol, task, data)
+    sections = method_sections(methods, list_rates(protocol), tune=tuned)
+    seeds_of_lists = task.seeds[:seeds]
+    config = list_config(protocol, task, data, sections, metrics=[*metrics], against=against, seeds=seeds_of_lists)
+    return Trained(data, run_comparison(task, config, directory), deviations(protocol, task, data, tuned=tuned))
 
 
 def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> ComparisonResult:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rankfall.metrics.significance import student_quantile
 from rankfall.reporting.figures import Dots, Lines
 from rankfall.reproductions.paper_schema import Measured, mean_of
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, few_seeds_note
 from rankfall.studies.compare import LEAST_SEEDS, LEVEL
 from rankfall.training.config.component_checks import higher_is_better
 
@@ -157,6 +157,14 @@ def agreement_rows(columns: Iterable[Agreement | None]) -> list[list[str]]:
     return [[heading, *of] for heading, *of in zip(ROWS, *cells, strict=True) if any(of)]
 
 
+def printed_column(
+    published: PublishedTable | PublishedSweep, data: str, metric: str, point: Number | None = None
+) -> dict[str, PrintedNumber]:
+    """Return the printed numbers of a metric by row, with deviations; those at `point`, in a sweep."""
+    place = (data, metric, point)
+    return {one.row: one.printed for one in published.cells() if (one.data, one.column, one.point) == place}
+
+
 def _difference(first: PrintedNumber, second: PrintedNumber) -> float:
     """Return the difference of two numbers that are printed."""
     return float(mean_of(first) or 0) - float(mean_of(second) or 0)
@@ -217,18 +225,10 @@ class TableResult:
         labels, means = self.published_methods(), self.means(metric)
         return agreement(
             {row: means[name] for row, name in labels.items()},
-            self.printed(data, metric),
+            printed_column(self.published, data, metric),
             apart_here(self.comparison, metric, labels),
             runs=self.published.runs,
         )
-
-    def printed(self, data: str, metric: str) -> dict[str, PrintedNumber]:
-        """The printed column of a metric by row, with deviations."""
-        return {
-            cell.row: cell.printed
-            for cell in self.published.cells()
-            if (cell.data, cell.column) == (data, metric) and cell.printed is not None
-        }
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``results.json``, with published numbers as printed."""
@@ -266,6 +266,7 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
             *sheets,
             *(_variants_sheet(result, metric) for metric in published.metrics if result.improved_methods()),
             *([_oracle_sheet(result.oracle)] if result.oracle else []),
+            *marks_sheet(published, result.comparison, result.methods),
         ],
         plots={name: _figure(result)},
         results=result.to_json(),
@@ -433,6 +434,7 @@ class SweepResult:
         comparisons: Results of our comparisons by title.
         runs: Methods and points in those comparisons.
         data: Our data.
+        oracle: Metrics of the order by true utility, if the data are generated.
     """
 
     title: str
@@ -441,11 +443,7 @@ class SweepResult:
     comparisons: Mapping[str, ComparisonResult]
     runs: Sequence[SweepRun]
     data: ListData | LogData
-
-    @property
-    def sources(self) -> list[str]:
-        """The published data sets."""
-        return list(self.published.values)
+    oracle: dict[str, float] | None = None
 
     @property
     def points(self) -> list[Number]:
@@ -463,10 +461,6 @@ class SweepResult:
     def claims(self) -> bool:
         """Whether we have three seeds or more. Fewer say nothing about which value is the best."""
         return all(len(comparison.seeds) >= LEAST_SEEDS for comparison in self.comparisons.values())
-
-    def published_curves(self, source: str, metric: str | None = None) -> Curves:
-        """Published values of a data set by method and point."""
-        return self.published.figures(source, metric or self.metric)
 
     def measured(self, metric: str | None = None) -> dict[str, dict[Number, MetricSummary]]:
         """Our mean and interval by method and point, without runs that failed."""
@@ -501,7 +495,7 @@ class SweepResult:
         runs = {run.method: run for run in self.runs if run.point == point}
         labels = {method: run.label for method, run in runs.items()}
         comparison = self.comparisons[next(iter(runs.values())).comparison]
-        printed = {row: number for (row, at), number in self._printed(source, metric).items() if at == point}
+        printed = printed_column(self.published, source, metric, point)
         apart = apart_here(comparison, metric, labels)
         return agreement(_at_point(self.curves(metric), point), printed, apart, runs=self.published.runs)
 
@@ -517,17 +511,10 @@ class SweepResult:
             return test is not None and title == runs[second].comparison and test(first, second)
 
         claims = all(test is not None for test in tests.values())
-        printed = {f"{at:g}": number for (_, at), number in self._printed(source, metric).items()}
-        ours = _labelled(self.curves(metric).get(method, {}))
+        cells = self.published.cells()
+        printed = {f"{one.point:g}": one.printed for one in cells if (one.data, one.column) == (source, metric)}
+        ours = {f"{point:g}": value for point, value in self.curves(metric).get(method, {}).items()}
         return agreement(ours, printed, apart if claims else None, runs=self.published.runs)
-
-    def _printed(self, source: str, metric: str) -> dict[tuple[str, Number], PrintedNumber]:
-        """Printed numbers with deviations, by method and point."""
-        return {
-            (cell.row, cell.point): cell.printed
-            for cell in self.published.cells()
-            if (cell.data, cell.column) == (source, metric) and cell.point is not None and cell.printed is not None
-        }
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``results.json``, with published numbers as printed.
@@ -538,7 +525,18 @@ class SweepResult:
             title: {"comparison": comparison.to_json(), "data": self.data.summary()}
             for title, comparison in self.comparisons.items()
         }
-        first = self.sources[0]
+        published, shown = self.published, {}
+        if first := next(iter(published.values), None):
+            shown = {
+                "source": first,
+                "figures": {
+                    method: [{"at": point, self.metric: value} for point, value in curve.items()]
+                    for method, curve in published.figures(first, self.metric).items()
+                },
+            }
+        agreements = {
+            source: {metric: self.agreements(source, metric) for metric in self.metrics} for source in published.values
+        }
         return {
             **(next(iter(parts.values())) if len(parts) == 1 else {"parts": parts}),
             "swept": {
@@ -547,32 +545,34 @@ class SweepResult:
             },
             "published": {
                 "title": self.title,
-                "source": first,
-                "along": self.published.along,
-                "figures": {
-                    method: [{"at": point, self.metric: value} for point, value in curve.items()]
-                    for method, curve in self.published_curves(first).items()
-                },
+                "along": published.along,
+                **shown,
                 "sources": {
-                    source: {metric: _json_curves(self.published_curves(source, metric)) for metric in self.metrics}
-                    for source in self.sources
+                    source: {
+                        metric: {
+                            method: [{"at": point, "value": value} for point, value in curve.items()]
+                            for method, curve in published.figures(source, metric).items()
+                        }
+                        for metric in self.metrics
+                    }
+                    for source in published.values
                 },
             },
             "pairs_in_the_published_order": {
-                key: [one.same_means, one.printed_pairs] for key, one in self.agreements(first).items()
+                key: [one.same_means, one.printed_pairs]
+                for key, one in (agreements[first][self.metric] if first else {}).items()
             },
             "agreement": {
-                source: {
-                    metric: {key: one.to_json() for key, one in self.agreements(source, metric).items()}
-                    for metric in self.metrics
-                }
-                for source in self.sources
+                source: {metric: {key: one.to_json() for key, one in of.items()} for metric, of in by_metric.items()}
+                for source, by_metric in agreements.items()
             },
+            "oracle": self.oracle,
         }
 
 
 def sweep_report(name: str, result: SweepResult, notes: Sequence[str] = ()) -> Report:
     """Report a sweep beside a published one; `name` is that of the figure."""
+    seeds = next(iter(result.comparisons.values())).seeds
     return Report(
         comparisons=[
             (title, with_metrics(comparison, result.metrics)) for title, comparison in result.comparisons.items()
@@ -580,18 +580,22 @@ def sweep_report(name: str, result: SweepResult, notes: Sequence[str] = ()) -> R
         sheets=[_sweep_sheet(result, metric) for metric in result.metrics],
         plots={name: _sweep_figure(result)},
         results=result.to_json(),
-        notes=notes,
+        notes=[*(() if result.published.values else few_seeds_note(seeds)), *_best_points(result), *notes],
     )
 
 
-def _json_curves(curves: Curves) -> dict[str, list[dict[str, float]]]:
-    return {
-        method: [{"at": point, "value": value} for point, value in curve.items()] for method, curve in curves.items()
-    }
-
-
-def _labelled(curve: Mapping[Number, float]) -> dict[str, float]:
-    return {f"{point:g}": value for point, value in curve.items()}
+def _best_points(result: SweepResult) -> list[str]:
+    """Return the best point of a method here and in print, if the paper says what it found; few seeds say nothing."""
+    curve = next(iter(result.curves().values()))
+    if not (result.published.best and result.claims and curve):
+        return []
+    printed = []
+    for source in result.published.values:
+        (values,) = result.published.figures(source, result.metric).values()
+        best = [f"{point:g}" for point, value in values.items() if value == max(values.values())]
+        printed.append(f"{', '.join(best)} on {source}")
+    here = max(curve, key=lambda point: curve[point])
+    return [f"Best {result.published.along} by {result.metric}: {here:g} here; in the paper {' and '.join(printed)}."]
 
 
 def _at_point(curves: Curves, point: Number) -> dict[str, float]:
@@ -599,23 +603,28 @@ def _at_point(curves: Curves, point: Number) -> dict[str, float]:
 
 
 def _sweep_sheet(result: SweepResult, metric: str) -> Sheet:
-    points, sources, along = result.points, result.sources, result.published.along
+    points = sorted({*result.points, *result.published.points})
+    sources, along = list(result.published.values), result.published.along
     single = all(len(methods) == 1 for methods in result.published.values.values())
-    body = _curve_rows("here", result.curves(metric), points, single=single, marked=result.claims)
+    marked = result.claims and bool(sources)
+    body = _curve_rows("here", result.curves(metric), points, single=single, marked=marked)
     for source in sources:
         label = "published" if len(sources) == 1 else f"published, {source}"
-        body += [[], *_curve_rows(label, result.published_curves(source, metric), points, single=single)]
+        body += [[], *_curve_rows(label, result.published.figures(source, metric), points, single=single)]
     for source in sources:
-        agreements = list(result.agreements(source, metric).values())
+        agreements = result.agreements(source, metric)
         compared = "points" if single else "methods"
-        rows = agreement_rows([*agreements, *[None] * (len(points) - len(agreements))])
+        keys = [*agreements, *points[1:]] if single else [f"{point:g}" for point in points]
+        rows = agreement_rows(agreements.get(str(key)) for key in keys)
         suffix = "" if len(sources) == 1 else f", {source}"
         body += [[], *([f"{compared}: {heading}{suffix}", *cells] for heading, *cells in rows)]
-    return Sheet(
-        f"{result.title}, {metric} by {along}: here ({result.data.name}), and as published ({', '.join(sources)})",
-        [along, *(f"{point:g}" for point in points)],
-        body,
-    )
+    title = f"{result.title}, {metric} by {along}: here ({result.data.name})"
+    columns = [along, *(f"{point:g}" for point in points)]
+    if not sources:  # how much methods depend on the setting
+        curves = [list(curve.values()) or [math.nan] for curve in result.curves(metric).values()]
+        body = [[*row, format_value(max(curve) - min(curve))] for row, curve in zip(body, curves, strict=True)]
+        return Sheet(title, [*columns, "best - worst"], body)
+    return Sheet(f"{title}, and as published ({', '.join(sources)})", columns, body)
 
 
 def _curve_rows(
@@ -657,24 +666,24 @@ def _sweep_figure(result: SweepResult) -> Lines:
     ]
     published = [
         {"panel": f"published, {source}", "series": method, "x": point, "y": value}
-        for source in result.sources
-        for method, curve in result.published_curves(source).items()
+        for source in result.published.values
+        for method, curve in result.published.figures(source, result.metric).items()
         for point, value in curve.items()
     ]
+    unit = next(iter(result.comparisons.values())).unit
+    best = result.published.best
+    shaded = f"; shaded: best {result.published.along} in the paper" if best and best[0] < best[1] else ""
     return Lines(
         ours + published,
-        title=f"{result.title}, here and as published",
-        subtitle=f"band: 95 % confidence interval over {_unit(result)}, with these weights",
+        title=f"{result.title}, here and as published" if published else f"{result.title}, here",
+        subtitle=f"band: 95 % confidence interval over {unit}, with these weights{shaded}",
         x=result.published.along,
         y=result.metric,
         series="",
         log_x=result.published.logarithmic,
         ticks=sorted({*result.points, *result.published.points}),
+        span=(best[0], best[1]) if shaded and best else None,
     )
-
-
-def _unit(result: SweepResult) -> str:
-    return next(iter(result.comparisons.values())).unit
 
 
 BETTER, WORSE, BOLD, NONE, UNKNOWN = "^", "v", "b", ".", "?"
