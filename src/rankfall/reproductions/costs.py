@@ -28,7 +28,7 @@ from rankfall.ops import pirank_sort
 from rankfall.reporting.figures import Dots, Lines
 from rankfall.reproductions import textbook
 from rankfall.reproductions.protocols import CASCADE_RATES, LIST_RATE, cascade_config, method_sections
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, curve_points
 from rankfall.studies.comparison_plan import make_plan
 from rankfall.training.build import classifies, make_loss, make_optimizer, with_depths
 from rankfall.training.cascade_loaders import load_log
@@ -491,13 +491,9 @@ def _sheet(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, 
 
 def _sort_runtime_figure(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, what: str) -> Lines:
     steps = reproduction.training.steps
-    points = [
-        {"series": name, "x": length, "y": steps * value}
-        for name, values in seconds.items()
-        for length, value in zip(lengths, values, strict=True)
-    ]
+    curves = {name: dict(zip(lengths, [steps * value for value in of], strict=True)) for name, of in seconds.items()}
     return Lines(
-        points,
+        curve_points(curves),
         title="Training with a soft sort computed at once or in a tree",
         subtitle=f"{what}, one thread (CPU time)",
         x="list size L",
@@ -634,14 +630,8 @@ def _topk_runtime_figure(
     title: str, lengths: Sequence[Number], times: Mapping[str, Times], published: Times, hardware: str
 ) -> Lines:
     panels = {f"here, {code}": times[f"{code}, {BOTH}"] for code in CASES} | {f"published, {hardware}": published}
-    points = [
-        {"panel": panel, "series": row, "x": length, "y": value}
-        for panel, rows in panels.items()
-        for row, curve in rows.items()
-        for length, value in curve.items()
-    ]
     return Lines(
-        points,
+        [point for panel, rows in panels.items() for point in curve_points(rows, panel)],
         title=f"{title}: a forward and backward pass by length",
         subtitle="milliseconds; k = n/2",
         x="items per list",

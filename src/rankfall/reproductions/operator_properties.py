@@ -14,7 +14,7 @@ from rankfall import ops
 from rankfall.ops import neural_sort, pirank_sort, topk
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.published import pick_points
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, Sheet, curve_points, pivot
 from rankfall.training.build import make_loss
 from rankfall.training.config.ranker_config import LossConfig
 
@@ -69,14 +69,27 @@ def gradient_conflict(reproduction: GradientConflict, task: Task) -> Report:
         task.progress(name, number, len(shares))
         for k in reproduction.ks:
             shares[name][k] = measure_conflict(options, scores, relevant, k)
-    drawn = [
-        {"panel": measure, "series": name, "x": k, "y": 100 * by_k[k][measure]}
-        for measure in (LOWERED, BOUNDARY)
-        for name, by_k in shares.items()
-        for k in by_k
+    percent = {
+        measure: {
+            name: {k: 100 * found[measure] for k, found in by_k.items() if measure in found}
+            for name, by_k in shares.items()
+        }
+        for measure in CONFLICTS
+    }
+    drawn = [point for measure in (LOWERED, BOUNDARY) for point in curve_points(percent[measure], measure)]
+    columns = {k: f"k = {k}" for k in reproduction.ks}
+    sheets = [
+        pivot(
+            f"percent: {measure}",
+            "operator",
+            {name: of for name, of in by_name.items() if of},
+            columns,
+            "{:.1f}".format,
+        )
+        for measure, by_name in percent.items()
     ]
     return Report(
-        sheets=[_sheet(measure, shares, reproduction.ks) for measure in CONFLICTS],
+        sheets=sheets,
         plots={
             reproduction.id: Lines(
                 drawn,
@@ -95,15 +108,6 @@ def gradient_conflict(reproduction: GradientConflict, task: Task) -> Report:
         },
         notes=reproduction.notes,
     )
-
-
-def _sheet(measure: str, shares: Mapping[str, Mapping[int, Shares]], ks: list[int]) -> Sheet:
-    measured = {name: by_k for name, by_k in shares.items() if any(measure in found for found in by_k.values())}
-    rows = [
-        [name, *(f"{100 * by_k[k][measure]:.1f}" if measure in by_k[k] else "-" for k in ks)]
-        for name, by_k in measured.items()
-    ]
-    return Sheet(f"percent: {measure}", ["operator", *(f"k = {k}" for k in ks)], rows)
 
 
 # --- measures -----------------------------------------------------------------------------------------------------
@@ -192,10 +196,9 @@ def gradient_signs(reproduction: GradientSigns, task: Task) -> Report:  # all dr
         for name, labels in reproduction.lists.items()
     }
     points = [
-        {"panel": name, "series": loss, "x": rank, "y": value}
+        point
         for name, by_loss in pushes.items()
-        for loss, values in by_loss.items()
-        for rank, value in enumerate(values, start=1)
+        for point in curve_points({loss: dict(enumerate(values, start=1)) for loss, values in by_loss.items()}, name)
     ]
     return Report(
         sheets=[
@@ -511,10 +514,12 @@ def temperature_effect(reproduction: TemperatureEffect, task: Task) -> Report:
     ]
     return Report(
         sheets=[
-            Sheet(
+            pivot(
                 f"{reproduction.operator} by temperature, k = {reproduction.k}, scores of standard deviation 1",
-                ["tau", *EFFECTS],
-                [[f"{tau:g}", *(f"{found[measure]:.3g}" for measure in EFFECTS)] for tau, found in values.items()],
+                "tau",
+                {f"{tau:g}": found for tau, found in values.items()},
+                {measure: measure for measure in EFFECTS},
+                "{:.3g}".format,
             )
         ],
         plots={

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rankfall.metrics.significance import student_quantile
 from rankfall.reporting.figures import Dots, Lines
 from rankfall.reproductions.paper_schema import Measured, mean_of
-from rankfall.reproductions.task import Report, Sheet, few_seeds_note
+from rankfall.reproductions.task import Report, Sheet, curve_points, few_seeds_note
 from rankfall.studies.compare import LEAST_SEEDS, LEVEL
 from rankfall.training.config.component_checks import higher_is_better
 
@@ -665,10 +665,9 @@ def _sweep_figure(result: SweepResult) -> Lines:
         for point, values in by_point.items()
     ]
     published = [
-        {"panel": f"published, {source}", "series": method, "x": point, "y": value}
+        point
         for source in result.published.values
-        for method, curve in result.published.figures(source, result.metric).items()
-        for point, value in curve.items()
+        for point in curve_points(result.published.figures(source, result.metric), f"published, {source}")
     ]
     unit = next(iter(result.comparisons.values())).unit
     best = result.published.best

@@ -160,3 +160,25 @@ class Report:
     plots: Mapping[str, Plot]
     results: dict[str, Any]
     notes: Sequence[str] = field(default_factory=list)
+
+
+def curve_points(curves: Mapping[Any, Mapping[Any, float]], panel: str | None = None) -> list[dict[str, Any]]:
+    """Return the points of a figure with a series for each curve.
+
+    >>> curve_points({"a": {1: 0.5}}, "here")
+    [{'panel': 'here', 'series': 'a', 'x': 1, 'y': 0.5}]
+    """
+    of_panel = {} if panel is None else {"panel": panel}
+    return [{**of_panel, "series": name, "x": x, "y": y} for name, curve in curves.items() for x, y in curve.items()]
+
+
+def pivot(
+    title: str,
+    corner: str,
+    rows: Mapping[str, Mapping[Any, Any]],
+    columns: Mapping[Any, str],
+    form: Callable[[Any], str],
+) -> Sheet:
+    """Return a sheet of values by row and column, whose headings are given; a dash where there is no value."""
+    body = [[name, *(form(row[key]) if key in row else "-" for key in columns)] for name, row in rows.items()]
+    return Sheet(title, [corner, *columns.values()], body)

@@ -16,18 +16,10 @@ from rankfall.metrics import ndcg
 from rankfall.metrics.named import parse
 from rankfall.reporting.figures import HeatMaps, Lines
 from rankfall.reproductions.paper_schema import fill
-from rankfall.reproductions.protocols import (
-    LIST_RATES,
-    deviations,
-    list_config,
-    method_sections,
-    oracle,
-    run_comparison,
-)
+from rankfall.reproductions.protocols import deviations, list_config, oracle, train_methods
 from rankfall.reproductions.published import format_value, pick_points
 from rankfall.reproductions.task import Report, Sheet, few_seeds_note
 from rankfall.studies.compare import LEAST_SEEDS
-from rankfall.studies.comparison_plan import ComparisonConfig, make_plan
 from rankfall.training.build import Temperature, scheduled
 from rankfall.training.config.ranker_config import validate
 from rankfall.training.measured_lists import score
@@ -35,7 +27,6 @@ from rankfall.training.train_ranker import load_lists, load_run, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from rankfall.data.lists.list_loader import Lists
     from rankfall.reproductions.list_data import ListData
@@ -55,16 +46,15 @@ ON_DIAGONAL = "best on the diagonal"
 
 def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
     """Train every loss for every pair of cut-offs and evaluate each on all pairs."""
-    data = task.lists(reproduction.protocol)
     cutoffs = {f"{one.m}@{one.k}": one.model_dump() for one in pick_points(reproduction.cutoffs, task.size.points)}
     metrics = {name: fill(reproduction.metric, one) for name, one in cutoffs.items()}
-    sections = {
-        f"{loss} {name}": section
+    variants = [
+        loss.model_copy(update={"name": f"{loss.name} {name}", "config": fill(loss.config, one)})
         for name, one in cutoffs.items()
-        for loss, section in method_sections(reproduction.methods, LIST_RATES, tune=False, variables=one).items()
-    }
-    config = list_config(reproduction.protocol, task, data, sections, metrics=list(metrics.values()))
-    comparison = run_comparison(task, config)
+        for loss in reproduction.methods
+    ]
+    trained = train_methods(reproduction.protocol, task, variants, tune=False, metrics=list(metrics.values()))
+    data, comparison = trained.data, trained.comparison
     means = {method.name: method.metrics for method in comparison.methods}
     cells: list[Cell] = [
         {"panel": loss.name, "row": name, "column": column, "value": means[f"{loss.name} {name}"][metric].mean}
@@ -93,7 +83,7 @@ def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
         notes=[
             f"The paper, on {reproduction.data_set}: {reproduction.claim}",
             *few_seeds_note(comparison.seeds),
-            *deviations(reproduction.protocol, task, data),
+            *trained.deviations,
             *reproduction.notes,
         ],
     )
@@ -155,16 +145,31 @@ Values = dict[tuple[str, int, int], float]  # by metric, length of training list
 
 def length_transfer(reproduction: LengthTransfer, task: Task) -> Report:
     """Train on samples of each length from every list, and test on samples of each length."""
-    data = task.lists(reproduction.protocol)
-    lengths = pick_points(reproduction.lengths, task.size.points)
-    sections = {_label(length): fill(reproduction.method.config, {"length": length}) for length in lengths}
-    metrics = reproduction.metrics
-    config = list_config(reproduction.protocol, task, data, sections, metrics=metrics)
-    comparison = run_comparison(task, config)
-    trained = [length for length in lengths if _label(length) in {method.name for method in comparison.methods}]
+    lengths, metrics, method = (
+        pick_points(reproduction.lengths, task.size.points),
+        reproduction.metrics,
+        reproduction.method,
+    )
+    variants = [
+        method.model_copy(update={"name": _label(length), "config": fill(method.config, {"length": length})})
+        for length in lengths
+    ]
+    found = train_methods(reproduction.protocol, task, variants, tune=False, metrics=metrics)
+    data, comparison = found.data, found.comparison
+    of_length = {_label(length): length for length in lengths}
+    stored = RankingData.load(data.path)
     values: Values = {}
-    for length in trained:
-        values |= _test(config, task.out / "comparison", length, lengths, metrics, task.seed)
+    for summary in comparison.methods:
+        parts: dict[tuple[str, int, int], list[torch.Tensor]] = {}
+        for one in summary.runs or []:
+            run, model = load_run(task.out / "comparison" / one.directory)
+            lists = load_lists(stored, run.data, "test")
+            scores = score(model, lists)
+            for length in lengths:  # of the test lists, with the same documents for all trainings
+                for metric, of_lists in measure_samples(scores, lists, length, metrics, task.seed).items():
+                    parts.setdefault((metric, of_length[summary.name], length), []).append(of_lists)
+        values |= {key: float(torch.cat(of).double().nanmean()) for key, of in parts.items()}
+    trained = [of_length[summary.name] for summary in comparison.methods]
     gained = gains(values, lengths[0])
     patterns = find_patterns(values, gained, lengths) if trained == lengths else []
     return Report(
@@ -183,7 +188,7 @@ def length_transfer(reproduction: LengthTransfer, task: Task) -> Report:
         },
         notes=[
             *few_seeds_note(comparison.seeds),
-            *deviations(reproduction.protocol, task, data),
+            *found.deviations,
             *reproduction.notes,
         ],
     )
@@ -266,29 +271,8 @@ def _pattern_sheet(patterns: Sequence[Pattern]) -> list[Sheet]:
     return [Sheet("claims of the paper: pairs of neighbouring cells for which they hold here", ["", "here"], rows)]
 
 
-# --- testing ------------------------------------------------------------------------------------------------------
-
-
 def _label(length: int) -> str:
     return f"lists of {length}"
-
-
-def _test(
-    config: ComparisonConfig, out: Path, train: int, lengths: Sequence[int], metrics: Sequence[str], seed: int
-) -> Values:
-    """Means over folds and seeds on test lists cut to each length, with the same documents for all trainings."""
-    plan = make_plan(config, out)
-    data = RankingData.load(config.data["path"])
-    found: dict[tuple[str, int, int], list[torch.Tensor]] = {}
-    for fold in plan.folds:
-        for run_seed in config.seeds:
-            run, model = load_run(plan.run(_label(train), fold, {}, run_seed).directory)
-            lists = load_lists(data, run.data, "test")
-            scores = score(model, lists)
-            for length in lengths:
-                for metric, of_lists in measure_samples(scores, lists, length, metrics, seed).items():
-                    found.setdefault((metric, train, length), []).append(of_lists)
-    return {key: float(torch.cat(parts).double().nanmean()) for key, parts in found.items()}
 
 
 def measure_samples(
