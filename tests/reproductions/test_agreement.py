@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.data import LogData
 from rankfall.reproductions.paper_schema import Measured, Method, PublishedSweep, PublishedTable
 from rankfall.reproductions.published import (
     SweepResult,

@@ -13,7 +13,7 @@ from rankfall import losses, ops
 from rankfall.data import RankingData
 from rankfall.reproductions.catalogue import DIRECTORY, papers, run
 from rankfall.reproductions.costs import Training
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.paper_schema import ListStatistics, LossComparison, LossCost, LossSweep
 from rankfall.reproductions.task import Size, Task
 from rankfall.reproductions.transfers import summary_of

@@ -8,7 +8,7 @@ import pytest
 
 from rankfall.reproductions.catalogue import papers, reproductions
 from rankfall.reproductions.costs import cost_figure, published_costs
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.data import LogData
 from rankfall.reproductions.paper_schema import ObjectiveComparison, ObjectiveRuntime, ObjectiveStream, ObjectiveSweep
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections, stream_config
 from support.reproductions import load

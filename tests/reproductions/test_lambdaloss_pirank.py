@@ -19,7 +19,7 @@ from rankfall.reproductions import textbook
 from rankfall.reproductions.catalogue import find_reproduction, papers, run
 from rankfall.reproductions.costs import generate_queries
 from rankfall.reproductions.costs import network_step as training_step
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.operator_properties import STEP, kept_values, push
 from rankfall.reproductions.paper_schema import GradientSigns, LossComparison, Marks, Method, PublishedTable, SortTree
 from rankfall.reproductions.protocols import MANY_LISTS, deviations, is_tuned, list_config
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankfall.reproductions.list_data import ListData
+    from rankfall.reproductions.data import ListData
 
 GENERATED = DataSource("generated", "generated", {})
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2, longest=5**3)

@@ -14,7 +14,7 @@ from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.reproductions.catalogue import find_reproduction, papers, run
 from rankfall.reproductions.comparisons import ahead, curves_of, first_phase
 from rankfall.reproductions.costs import cascade_step as training_step
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.paper_schema import (
     LogStatistics,
     Measured,

@@ -14,7 +14,7 @@ from rankfall.losses import topk_bce_loss
 from rankfall.reproductions import operator_properties as temperature_effect
 from rankfall.reproductions.catalogue import find_reproduction, run
 from rankfall.reproductions.costs import BOTH, CASES, FORWARD
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.operator_properties import (
     BOUNDARY,
     BOUNDARY_BCE,

@@ -9,7 +9,7 @@ import pytest
 from rankfall._config import ConfigError
 from rankfall.reporting.figures import Lines
 from rankfall.reproductions.catalogue import find_reproduction, load_methods, reproductions, run
-from rankfall.reproductions.list_data import find
+from rankfall.reproductions.data import find_lists as find
 from rankfall.reproductions.task import Size, Task
 from support.own_parts import write_parts
 from support.reproductions import check_report

@@ -17,12 +17,9 @@ from rankfall._config import leaves
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.figures import save
-from rankfall.reproductions import log_data
 from rankfall.reproductions.catalogue import find_reproduction, reproductions, run
 from rankfall.reproductions.comparisons import by_grades, cutoffs, protocols_for
-from rankfall.reproductions.list_data import DataSource
-from rankfall.reproductions.list_data import find as find_lists
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.data import DataSource, LogData, find_lists, find_log, prepare_log
 from rankfall.reproductions.paper_schema import (
     Method,
     ObjectiveComparison,
@@ -145,10 +142,10 @@ def test_sweeps_have_all_published_points(name: str, points: int) -> None:
 
 
 def test_kinds_of_logs_are_recognised(tmp_path: Path, two_stages: DataSource) -> None:
-    assert log_data.find(None).kind == log_data.find("simulated").kind == "simulated"
-    assert log_data.find(str(two_stages.path)).kind == "log"
+    assert find_log(None).kind == find_log("simulated").kind == "simulated"
+    assert find_log(str(two_stages.path)).kind == "log"
     (tmp_path / "RecFlow" / "all_stage").mkdir(parents=True)
-    assert log_data.find(str(tmp_path / "RecFlow")).kind == "recflow"
+    assert find_log(str(tmp_path / "RecFlow")).kind == "recflow"
 
 
 def test_data_of_the_wrong_kind_are_wrong_usage(
@@ -157,7 +154,7 @@ def test_data_of_the_wrong_kind_are_wrong_usage(
     (tmp_path / "lists.txt").write_text("1 qid:1 1:1\n0 qid:1 1:2\n")
     prepare_letor({"train": [tmp_path / "lists.txt"]}, tmp_path / "lists", Recipe())
     with pytest.raises(ValueError, match="holds prepared ranking lists, but this reproduction takes impressions"):
-        log_data.find(str(tmp_path / "lists"))
+        find_log(str(tmp_path / "lists"))
     with pytest.raises(ValueError, match="is an impression log, but this reproduction takes ranking lists"):
         find_lists(str(two_stages.path))
     for name, data in (("lcron-table2", tmp_path / "lists"), ("arf-table2", two_stages.path)):
@@ -174,12 +171,12 @@ def test_data_of_the_wrong_kind_are_wrong_usage(
 def test_logs_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        log_data.find(wanted)
+        find_log(wanted)
 
 
 def test_a_log_is_simulated_once(tmp_path: Path) -> None:
     def made(seed: int) -> tuple[LogData, int]:
-        found = log_data.prepare(log_data.find(None), "tiny", tmp_path, size=TINY, seed=seed, progress=on_progress)
+        found = prepare_log(find_log(None), "tiny", tmp_path, size=TINY, seed=seed, progress=on_progress)
         return found, (found.path / "manifest.json").stat().st_ino
 
     steps: list[tuple[str, int, int]] = []
@@ -200,10 +197,10 @@ def test_a_log_is_simulated_once(tmp_path: Path) -> None:
 def test_recflow_is_prepared_for_the_cascade_of_the_paper(tmp_path: Path) -> None:
     source = tmp_path / "RecFlow"
     simulate_recflow(Simulation(preset="tiny", days=4, requests_per_day=20), source)
-    origin = log_data.find(str(source))
+    origin = find_log(str(source))
 
     def prepared(platform: str, size: Size) -> LogData:
-        return log_data.prepare(origin, platform, tmp_path / "cache", size=size, seed=0)
+        return prepare_log(origin, platform, tmp_path / "cache", size=size, seed=0)
 
     two, three = prepared("recflow-like", TINY), prepared("recflow-like-3", Size())
     assert (two.name, two.items, len(two.train)) == ("RecFlow", 40, 1)
@@ -214,17 +211,17 @@ def test_recflow_is_prepared_for_the_cascade_of_the_paper(tmp_path: Path) -> Non
     assert (two.path / "manifest.json").stat().st_ino == made
     (tmp_path / "empty" / "all_stage").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"found no file DATE\.feather"):
-        log_data.prepare(log_data.find(str(tmp_path / "empty")), "recflow-like", tmp_path, size=TINY, seed=0)
+        prepare_log(find_log(str(tmp_path / "empty")), "recflow-like", tmp_path, size=TINY, seed=0)
 
 
 def test_days_are_used_in_order(tmp_path: Path) -> None:
     random_log(tmp_path / "log", impressions=10)
-    origin = log_data.find(str(tmp_path / "log"))
-    data = log_data.prepare(origin, "tiny", tmp_path, size=Size(), seed=0)
+    origin = find_log(str(tmp_path / "log"))
+    data = prepare_log(origin, "tiny", tmp_path, size=Size(), seed=0)
     assert data.roles == {"train": "2024-01-13..2024-01-13", "valid": "2024-01-14", "test": "2024-01-15"}
     assert data.description == "log: 10 impressions of 1 day to train on, 10 tested, lists of 11 items."
     with pytest.raises(ValueError, match="log has 2 days, expected at least 3"):
-        log_data.prepare(origin, "tiny", tmp_path, size=replace(TINY, days=2), seed=0)
+        prepare_log(origin, "tiny", tmp_path, size=replace(TINY, days=2), seed=0)
 
 
 # --- set-ups --------------------------------------------------------------------------------------------------
@@ -454,9 +451,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory, two_stages: DataSource) ->
 
     found = {
         "lcron-table6": run_small("lcron-table6", three_stages),
-        "arf-table5": run_small("arf-table5", log_data.find(None)),
+        "arf-table5": run_small("arf-table5", find_log(None)),
     }
-    easy = log_data.find(str(out / "data" / f"industry-easy-{TINY.days}x{TINY.requests}-0"))
+    easy = find_log(str(out / "data" / f"industry-easy-{TINY.days}x{TINY.requests}-0"))
     found["arf-table3"] = run_small("arf-table3", easy)
     for name in COMPARED:
         if name not in found and name not in RATES[1:]:  # these differ from the first in numbers only
@@ -521,7 +518,7 @@ def test_sweeps_show_every_printed_column(reports: dict[str, Report]) -> None:
 @pytest.mark.parametrize("labels", ["rank", "full"])
 def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Path) -> None:
     """Compare recall with a count of places, or with the joint recall of the funnel, and NDCG with scikit-learn."""
-    task = Task(out=tmp_path, source=log_data.find(None), size=TINY, jobs=1)
+    task = Task(out=tmp_path, source=find_log(None), size=TINY, jobs=1)
     easy = INDUSTRY.protocols["easy"].model_copy(update={"data": {"labels": labels}})
     data = task.log(easy.platform)
     methods = [method for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
@@ -557,7 +554,7 @@ def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Pa
 def test_another_log_is_measured_with_the_cutoffs_of_the_nearest_set(tmp_path: Path, two_stages: DataSource) -> None:
     task = Task(out=tmp_path, source=two_stages, size=TINY, jobs=1)
     assert list(protocols_for(INDUSTRY, task)) == ["hard"]
-    assert list(protocols_for(INDUSTRY, replace(task, source=log_data.find(None)))) == ["easy", "hard"]
+    assert list(protocols_for(INDUSTRY, replace(task, source=find_log(None)))) == ["easy", "hard"]
     assert protocols_for(INDUSTRY, task)["hard"].data == {}  # whether one model ranks all of its items is not known
 
 

@@ -22,16 +22,9 @@ from rankfall.metrics.named import parse
 from rankfall.reporting.figures import Dots, MissingExtraError, save
 from rankfall.reproductions.catalogue import find_reproduction, papers, reproductions, run
 from rankfall.reproductions.costs import TEXTBOOK, TREE, sort_times
-from rankfall.reproductions.list_data import (
-    LONGEST,
-    SHORTEST,
-    DataSource,
-    find,
-    generate_lists,
-    prepare,
-    utility_of,
-    write_letor,
-)
+from rankfall.reproductions.data import LONGEST, SHORTEST, DataSource, generate_lists, utility_of, write_letor
+from rankfall.reproductions.data import find_lists as find
+from rankfall.reproductions.data import prepare_lists as prepare
 from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, list_rates, method_sections, oracle
 from rankfall.reproductions.published import format_value

@@ -50,13 +50,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import (
-        Comparison,
-        ObjectiveStream,
-        StageLossComparison,
-        Sweep,
-    )
+    from rankfall.reproductions.data import LogData
+    from rankfall.reproductions.paper_schema import Comparison, ObjectiveStream, StageLossComparison, Sweep
     from rankfall.reproductions.task import Task
     from rankfall.studies.results import ComparisonResult, StreamResult
     from rankfall.studies.stream.stream_config import StreamConfig

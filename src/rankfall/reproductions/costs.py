@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall.benchmarks.timing import Step
-    from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import (
         LossCost,
         Number,

@@ -21,8 +21,7 @@ from rankfall.training.measured_lists import measure_scores as measure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
     from rankfall.studies.compare import Step

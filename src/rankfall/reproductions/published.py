@@ -17,8 +17,7 @@ from rankfall.training.config.component_checks import higher_is_better
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import Marks, Method, Number, PrintedNumber, PublishedSweep, PublishedTable
     from rankfall.studies.results import ComparisonResult, MetricSummary, Verdict
 

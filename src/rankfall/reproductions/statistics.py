@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.reproductions.list_data import ListData
+    from rankfall.reproductions.data import ListData
     from rankfall.reproductions.paper_schema import ListStatistics, LogStatistics, PublishedOnly
     from rankfall.reproductions.task import Task
 

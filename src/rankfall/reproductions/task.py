@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.reporting.figures import Plot
-    from rankfall.reproductions.list_data import DataSource, ListData
-    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.data import DataSource, ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method
     from rankfall.studies.results import ComparisonResult
 
@@ -99,17 +98,17 @@ class Task:
     def lists(self, protocol: ListProtocol) -> ListData:
         """Prepare ranking lists as the paper did."""
         from rankfall.data import Recipe
-        from rankfall.reproductions import list_data
+        from rankfall.reproductions.data import prepare_lists
 
         recipe = Recipe(**protocol.recipe)  # type: ignore[arg-type]  # keys and values are those of the paper's file
-        return list_data.prepare(self.source, recipe, self.out / "data", size=self.size, seed=self.seed)
+        return prepare_lists(self.source, recipe, self.out / "data", size=self.size, seed=self.seed)
 
     def log(self, platform: str) -> LogData:
         """Prepare impressions; those of the simulated `platform`, unless the user named a log."""
-        from rankfall.reproductions import log_data
+        from rankfall.reproductions.data import prepare_log
 
         cache = self.out / "data"
-        return log_data.prepare(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
+        return prepare_log(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
 
     @property
     def quick(self) -> bool:

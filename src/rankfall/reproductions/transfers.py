@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rankfall.data.lists.list_loader import Lists
-    from rankfall.reproductions.list_data import ListData
+    from rankfall.reproductions.data import ListData
     from rankfall.reproductions.paper_schema import CutoffTransfer, LengthTransfer, Number, Options, TrainingCurves
     from rankfall.reproductions.task import Task
     from rankfall.training.checks import Ranker
