@@ -33,8 +33,8 @@ from rankfall.reproductions.protocols import (
     batch_for,
     cascade_config,
     cascade_deviations,
-    compare_cascades,
     method_sections,
+    train_methods,
 )
 from rankfall.reproductions.published import SweepResult, SweepRun, sweep_report, with_metrics
 from rankfall.reproductions.task import Report, Size, Task
@@ -300,7 +300,8 @@ def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
         for protocol in table.protocols.values()
     ]
     for paper, methods, variables, keep_rate in tables:
-        sections = method_sections(methods, CASCADE_RATES, tune=True, variables=variables, keep_rate=keep_rate)
+        filled = [method.filled(variables) for method in methods]
+        sections = method_sections(filled, CASCADE_RATES, tune=True, keep_rate=keep_rate)
         grids = {name: section["tune"] for name, section in sections.items()}
         trials = {name: int(np.prod([len(values) for values in grid.values()])) for name, grid in grids.items()}
         untuned = UNTUNED.get(paper, set()) & set(trials) if keep_rate else set()
@@ -521,11 +522,11 @@ def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Pa
     task = Task(out=tmp_path, source=find_log(None), size=TINY, jobs=1)
     easy = INDUSTRY.protocols["easy"].model_copy(update={"data": {"labels": labels}})
     data = task.log(easy.platform)
-    methods = [method for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
-    trained = compare_cascades(task, data, easy, methods, variables=cutoffs(easy))
+    methods = [method.filled(cutoffs(easy)) for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
+    trained = train_methods(easy, task, methods, tune=True, metrics=()).comparison
     metrics = INDUSTRY.published.for_data("easy", cutoffs(easy)).metrics
     assert metrics == ("recall@6@2", "ndcg@2", "ndcg")
-    result = by_grades(trained, tmp_path / "comparison", data, [*metrics, "ndcg_linear"])
+    result = by_grades(trained, tmp_path / "comparison", data.path, [*metrics, "ndcg_linear"])
     log = ImpressionLog.load(data.path)
     for before, method in zip(trained.methods, result.methods, strict=True):
         assert method.runs
@@ -560,7 +561,7 @@ def test_another_log_is_measured_with_the_cutoffs_of_the_nearest_set(tmp_path: P
 
 def test_a_trained_loss_is_one_of_a_stage() -> None:
     variables = cutoffs(INDUSTRY.protocols["easy"])
-    section = method_sections(INDUSTRY.methods, CASCADE_RATES, tune=True, variables=variables)["L_Relax"]
+    section = method_sections([one.filled(variables) for one in INDUSTRY.methods], CASCADE_RATES, tune=True)["L_Relax"]
     assert section["objective"] == {
         "name": "per_stage",
         "loss": {"name": "relax_loss", "m": 6, "k": 2, "tau": 1.0, "variant": "published", "positive_only": False},

@@ -19,7 +19,6 @@ from rankfall.reproductions.paper_schema import CascadeProtocol, fill, variables
 from rankfall.reproductions.protocols import (
     CASCADE_RATES,
     cascade_deviations,
-    compare_cascades,
     method_sections,
     oracle,
     stream_config,
@@ -116,8 +115,7 @@ def sweep(reproduction: Sweep, task: Task) -> Report:
         for method, point in itertools.product(methods, group):
             setting = f"{published.along} = {point:g}"
             label = method.name if apart else setting if len(methods) == 1 else f"{method.name}, {setting}"
-            config = fill({**method.config, **reproduction.config}, {variable: point})
-            variants.append(method.model_copy(update={"name": label, "config": config}))
+            variants.append(method.filled({variable: point}, label, **reproduction.config))
             places.append((method.name, point, label))
         trained = train_methods(
             reproduction.protocol,
@@ -156,11 +154,12 @@ def stage_loss_comparison(reproduction: StageLossComparison, task: Task) -> Repo
     for name, protocol in protocols_for(reproduction, task).items():
         variables = cutoffs(protocol)
         published = reproduction.published.for_data(name, variables)
-        data = task.log(protocol.platform)
         directory = f"comparison-{name}"
-        trained = compare_cascades(task, data, protocol, reproduction.methods, variables=variables, directory=directory)
+        methods = [method.filled(variables) for method in reproduction.methods]
+        trained = train_methods(protocol, task, methods, tune=True, metrics=(), directory=directory)
+        data = trained.data
         linear = [f"{LINEAR}@{variables['k']}", LINEAR]
-        comparison = by_grades(trained, task.out / directory, data, [*published.metrics, *linear])
+        comparison = by_grades(trained.comparison, task.out / directory, data.path, [*published.metrics, *linear])
         result = TableResult(
             title=reproduction.title,
             published=published,
@@ -168,7 +167,7 @@ def stage_loss_comparison(reproduction: StageLossComparison, task: Task) -> Repo
             data=data,
             methods=reproduction.methods,
         )
-        notes = [*cascade_deviations(protocol, data), *reproduction.notes]
+        notes = [*trained.deviations, *reproduction.notes]
         report = table_report(f"{reproduction.id}-{name}", result, notes)
         reports[data.name] = replace(report, sheets=[*report.sheets, _linear_sheet(comparison, linear, data.name)])
     return join_reports(reports)
@@ -200,11 +199,11 @@ def protocols_for(reproduction: StageLossComparison, task: Task) -> dict[str, Ca
     return {nearest: protocols[nearest].model_copy(update={"data": {}})}
 
 
-def by_grades(comparison: ComparisonResult, out: Path, data: LogData, metrics: Sequence[str]) -> ComparisonResult:
+def by_grades(comparison: ComparisonResult, out: Path, data: Path, metrics: Sequence[str]) -> ComparisonResult:
     """Return a comparison of cascades of one stage with metrics of rankings instead of those of cascades."""
     if not comparison.methods:
         return replace(comparison, metrics=list(metrics))
-    log = ImpressionLog.load(data.path)
+    log = ImpressionLog.load(data)
     values, chance = {}, {}
     for method in comparison.methods:
         measured = [_measure(log, out / run.directory, metrics) for run in method.runs or []]

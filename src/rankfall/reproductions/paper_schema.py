@@ -257,6 +257,11 @@ class Method(Section):
     variant: Literal["published", "sound"] | None = None
     row: str | None = None
 
+    def filled(self, variables: Mapping[str, Any], name: str | None = None, **sections: Any) -> Self:
+        """Return a copy with more sections, in which variables are replaced by their values."""
+        config = fill({**self.config, **sections}, variables)
+        return self.model_copy(update={"name": name or self.name, "config": config})
+
 
 class ListProtocol(Section):
     """How a paper prepared ranking lists and trained on them.

@@ -12,7 +12,7 @@ from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.files import write_comparison
-from rankfall.reproductions.paper_schema import CascadeProtocol, fill
+from rankfall.reproductions.paper_schema import CascadeProtocol
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.stream.stream_config import StreamConfig
@@ -52,21 +52,19 @@ def method_sections(
     rates: Rates,
     *,
     tune: bool,
-    variables: Mapping[str, Any] | None = None,
     keep_rate: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the section of each method in a comparison, with its variables replaced.
+    """Return the section of each method in a comparison.
 
     Args:
         methods: The methods.
         rates: Learning rates that are tuned.
         tune: Whether settings are tuned at all.
-        variables: Values of the variables in the methods.
         keep_rate: Whether the methods of the paper keep its learning rate. Our versions of them never do.
     """
     sections = {}
     for method in methods:
-        section = fill(method.config, variables or {})
+        section = dict(method.config)
         if tune and keep_rate and method.variant != "sound":
             section["tune"] = dict(method.tune)
         elif tune:
@@ -288,41 +286,6 @@ def _check_length(protocol: CascadeProtocol, data: LogData, length: int | None) 
         )
 
 
-def compare_cascades(
-    task: Task,
-    data: LogData,
-    protocol: CascadeProtocol,
-    methods: Iterable[Method],
-    *,
-    tune: bool = True,
-    seeds: int | None = None,
-    variables: Mapping[str, Any] | None = None,
-    lists: Mapping[str, Any] | None = None,
-    directory: str = "comparison",
-) -> ComparisonResult:
-    """Train and test methods on impressions.
-
-    Args:
-        task: The task.
-        data: The log.
-        protocol: Stages and training of the paper.
-        methods: The methods to compare.
-        tune: Whether settings are tuned, if the size of the task allows it.
-        seeds: Largest number of seeds.
-        variables: Values of the variables in the methods.
-        lists: Options of the ``data`` section.
-        directory: Directory of the comparison in that of the task.
-    """
-    sections = method_sections(
-        methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables, keep_rate=protocol.keep_rate
-    )
-    for section in sections.values():
-        if _classifies(section):
-            section["stages"] = [_with_grades(_stage_section(stage, data), protocol, data) for stage in protocol.stages]
-    config = cascade_config(protocol, data, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
-    return run_comparison(task, config, directory)
-
-
 def _classifies(section: Mapping[str, Any]) -> bool:
     loss = section.get("objective", {}).get("loss")
     return isinstance(loss, dict) and loss.get("name") == "grade_softmax_loss"
@@ -358,13 +321,28 @@ def train_methods(
     seeds: int | None = None,
     directory: str = "comparison",
 ) -> Trained:
-    """Train and test methods as a protocol says; `metrics` and `against` are those of ranking lists."""
+    """Train and test methods as a protocol says, adapted to the size of the data.
+
+    Args:
+        protocol: Data and training of the paper.
+        task: The task.
+        methods: The methods to compare.
+        tune: Whether settings are tuned, if the size of the task allows it.
+        metrics: Metrics on ranking lists.
+        against: Method that the others are tested against, on ranking lists.
+        lists: Options of the ``data`` section of impressions.
+        seeds: Largest number of seeds.
+        directory: Directory of the comparison in that of the task.
+    """
     if isinstance(protocol, CascadeProtocol):
-        log = task.log(protocol.platform)
-        compared = compare_cascades(
-            task, log, protocol, methods, tune=tune, seeds=seeds, lists=lists, directory=directory
-        )
-        return Trained(log, compared, cascade_deviations(protocol, log))
+        log, tuned = task.log(protocol.platform), tune and task.size.tune
+        sections = method_sections(methods, CASCADE_RATES, tune=tuned, keep_rate=protocol.keep_rate)
+        for section in sections.values():
+            if _classifies(section):
+                stages = [_with_grades(_stage_section(stage, log), protocol, log) for stage in protocol.stages]
+                section["stages"] = stages
+        cascades = cascade_config(protocol, log, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
+        return Trained(log, run_comparison(task, cascades, directory), cascade_deviations(protocol, log))
     data = task.lists(protocol)
     tuned = tune and is_tuned(protocol, task, data)
     sections = method_sections(methods, list_rates(protocol), tune=tuned)

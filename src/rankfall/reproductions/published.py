@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import Marks, Method, Number, PrintedNumber, PublishedSweep, PublishedTable
-    from rankfall.studies.results import ComparisonResult, MetricSummary, Verdict
+    from rankfall.studies.results import ComparisonResult, MetricSummary
 
     Apart = Callable[[str, str], bool]  # whether two methods are distinguishable
     Curves = Mapping[str, Mapping[Number, float]]  # a value for each method and point
@@ -259,12 +259,13 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
     """Report a comparison beside a published table; `name` is that of the figure."""
     published, agreements = result.published, result.agreements()
     sheets = [_sheet(result.title, data, published, agreements[data]) for data in published.values]
+    oracle, bound = result.oracle, "oracle: the order by true utility, an upper bound up to chance"
     return Report(
         comparisons=[(f"{name} on {result.data.name}", with_metrics(result.comparison, published.metrics))],
         sheets=[
             *sheets,
             *(_variants_sheet(result, metric) for metric in published.metrics if result.improved_methods()),
-            *([_oracle_sheet(result.oracle)] if result.oracle else []),
+            *([Sheet(bound, ["", *oracle], [["oracle", *map(format_value, oracle.values())]])] if oracle else []),
             *marks_sheet(published, result.comparison, result.methods),
         ],
         plots={name: _figure(result)},
@@ -358,11 +359,6 @@ def _gain(result: TableResult, metric: str, name: str, before: str) -> str:
             return f"{difference:+z.4f} [{low:+z.4f}, {high:+z.4f}]"
     means = result.means(metric)
     return f"{means[name] - means[before]:+z.4f}, too few seeds"
-
-
-def _oracle_sheet(oracle: Mapping[str, float]) -> Sheet:
-    title = "oracle: the order by true utility, an upper bound up to chance"
-    return Sheet(title, ["", *oracle], [["oracle", *(format_value(value) for value in oracle.values())]])
 
 
 def _figure(result: TableResult) -> Dots:
@@ -705,10 +701,10 @@ def marks_sheet(published: PublishedTable, comparison: ComparisonResult, methods
         [
             name,
             *(
-                _shown([mark(comparison, marks, name, metric, over_seeds=over_seeds) for metric in published.metrics])
+                " ".join(mark(comparison, marks, name, metric, over_seeds=over_seeds) for metric in published.metrics)
                 for over_seeds in (False, True)
             ),
-            *(_shown(printed.get(rows.get(name, name), "")) for printed in marks.values.values()),
+            *(" ".join(printed.get(rows.get(name, name), "")) for printed in marks.values.values()),
         ]
         for name in trained
     ]
@@ -737,30 +733,16 @@ def mark(comparison: ComparisonResult, marks: Marks, method: str, metric: str, *
     verdict = next((one for one in comparison.verdicts if (one.method, one.metric) == (method, metric)), None)
     if verdict is None:
         return UNKNOWN
+    test, outcome = verdict.over_queries, "not distinguishable"
     if over_seeds:
-        outcome: str = verdict.outcome
-    elif marks.against == "best":
-        outcome = "worse" if _is_worse_over_queries(comparison, method, metric) else "not distinguishable"
-    else:
-        outcome = _outcome_over_queries(verdict)
+        outcome = verdict.outcome
+    elif marks.against == "best":  # one-sided, as in PiRank
+        of_method = [one.p_value for one in comparison.tests if (one.method, one.metric) == (method, metric)]
+        outcome = "worse" if any(p_value < LEVEL for p_value in of_method) else outcome
+    elif method != verdict.against and test.p_value < LEVEL:
+        outcome = "better" if (test.difference > 0) == higher_is_better(metric) else "worse"
     if outcome == "no claim":
         return UNKNOWN
     if marks.against == "best":
         return NONE if outcome == "worse" else BOLD
     return {"better": BETTER, "worse": WORSE}.get(outcome, NONE)
-
-
-def _is_worse_over_queries(comparison: ComparisonResult, method: str, metric: str) -> bool:
-    """One-sided, as in PiRank."""
-    return any(test.p_value < LEVEL for test in comparison.tests if (test.method, test.metric) == (method, metric))
-
-
-def _outcome_over_queries(verdict: Verdict) -> str:
-    test = verdict.over_queries
-    if verdict.method == verdict.against or not test.p_value < LEVEL:
-        return "not distinguishable"
-    return "better" if (test.difference > 0) == higher_is_better(verdict.metric) else "worse"
-
-
-def _shown(marks: Sequence[str]) -> str:
-    return " ".join(marks)

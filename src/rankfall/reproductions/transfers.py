@@ -49,9 +49,7 @@ def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
     cutoffs = {f"{one.m}@{one.k}": one.model_dump() for one in pick_points(reproduction.cutoffs, task.size.points)}
     metrics = {name: fill(reproduction.metric, one) for name, one in cutoffs.items()}
     variants = [
-        loss.model_copy(update={"name": f"{loss.name} {name}", "config": fill(loss.config, one)})
-        for name, one in cutoffs.items()
-        for loss in reproduction.methods
+        loss.filled(one, f"{loss.name} {name}") for name, one in cutoffs.items() for loss in reproduction.methods
     ]
     trained = train_methods(reproduction.protocol, task, variants, tune=False, metrics=list(metrics.values()))
     data, comparison = trained.data, trained.comparison
@@ -150,10 +148,7 @@ def length_transfer(reproduction: LengthTransfer, task: Task) -> Report:
         reproduction.metrics,
         reproduction.method,
     )
-    variants = [
-        method.model_copy(update={"name": _label(length), "config": fill(method.config, {"length": length})})
-        for length in lengths
-    ]
+    variants = [method.filled({"length": length}, _label(length)) for length in lengths]
     found = train_methods(reproduction.protocol, task, variants, tune=False, metrics=metrics)
     data, comparison = found.data, found.comparison
     of_length = {_label(length): length for length in lengths}
