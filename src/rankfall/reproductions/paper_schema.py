@@ -158,6 +158,13 @@ class PublishedTable(Section):
                 for metric, printed in zip(self.metrics, cells, strict=True):
                     yield Cell(data, row, metric, None, printed)
 
+    def printed(self) -> dict[str, dict[str, dict[str, Number | None]]]:
+        """Numbers as printed, without deviations, by data set, row and column."""
+        return {
+            data: {row: dict(zip(self.metrics, map(mean_of, cells), strict=True)) for row, cells in rows.items()}
+            for data, rows in self.values.items()
+        }
+
     def for_data(self, data: str, variables: Mapping[str, Any]) -> PublishedTable:
         """The part for one data set, with the variables in the names of its columns replaced."""
         return self.model_copy(

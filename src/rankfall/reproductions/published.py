@@ -231,24 +231,21 @@ class TableResult:
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``results.json``, with published numbers as printed."""
-        metrics = self.published.metrics
+        agreements = self.agreements()
         return {
             "comparison": self.comparison.to_json(),
             "published": {
                 "title": self.title,
                 "unit": self.published.unit,
-                "figures": {
-                    data: {row: dict(zip(metrics, map(mean_of, cells), strict=True)) for row, cells in rows.items()}
-                    for data, rows in self.published.values.items()
-                },
+                "figures": self.published.printed(),
             },
             "pairs_in_the_published_order": {
                 data: {metric: [one.same_means, one.printed_pairs] for metric, one in by_metric.items()}
-                for data, by_metric in self.agreements().items()
+                for data, by_metric in agreements.items()
             },
             "agreement": {
                 data: {metric: one.to_json() for metric, one in by_metric.items()}
-                for data, by_metric in self.agreements().items()
+                for data, by_metric in agreements.items()
             },
             "oracle": self.oracle,
             "data": self.data.summary(),

@@ -142,29 +142,18 @@ def stage_statistics(
 
 def published_only(reproduction: PublishedOnly, task: Task) -> Report:  # all drivers have the same arguments
     """Show the table."""
-    published = reproduction.published
+    published = reproduction.published.printed()
     sheets = [
         Sheet(
             f"published: {reproduction.title}, {data}",
-            ["", *published.metrics],
-            [
-                [row, *("-" if mean_of(cell) is None else f"{mean_of(cell):g}" for cell in cells)]
-                for row, cells in rows.items()
-            ],
+            ["", *reproduction.published.metrics],
+            [[row, *("-" if one is None else f"{one:g}" for one in cells.values())] for row, cells in rows.items()],
         )
-        for data, rows in published.values.items()
+        for data, rows in published.items()
     ]
     return Report(
         sheets=sheets,
         plots={},
-        results={
-            "published": {
-                data: {
-                    row: dict(zip(published.metrics, map(mean_of, cells), strict=True)) for row, cells in rows.items()
-                }
-                for data, rows in published.values.items()
-            },
-            "reason": reproduction.reason,
-        },
+        results={"published": published, "reason": reproduction.reason},
         notes=[f"Not measured: {reproduction.reason}", *reproduction.notes],
     )
