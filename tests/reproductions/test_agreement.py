@@ -11,11 +11,18 @@ import pytest
 import torch
 from scipy import stats
 
-from rankfall.reproductions.agreement import agreement, apart_here, apart_in_print
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.data import LogData
 from rankfall.reproductions.paper_schema import Measured, Method, PublishedSweep, PublishedTable
-from rankfall.reproductions.published_sweep import SweepResult, SweepRun, sweep_report
-from rankfall.reproductions.published_table import TableResult, table_report
+from rankfall.reproductions.published import (
+    SweepResult,
+    SweepRun,
+    TableResult,
+    agreement,
+    apart_here,
+    apart_in_print,
+    sweep_report,
+    table_report,
+)
 from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
 

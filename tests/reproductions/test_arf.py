@@ -12,11 +12,11 @@ import torch
 from rankfall import losses, ops
 from rankfall.data import RankingData
 from rankfall.reproductions.catalogue import DIRECTORY, papers, run
-from rankfall.reproductions.drivers.cutoff_transfer import summary_of
-from rankfall.reproductions.drivers.loss_cost import Training
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.costs import Training
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.paper_schema import ListStatistics, LossComparison, LossCost, LossSweep
 from rankfall.reproductions.task import Size, Task
+from rankfall.reproductions.transfers import summary_of
 from support.reproductions import load
 
 if TYPE_CHECKING:
@@ -78,18 +78,21 @@ def test_a_sweep_is_shown_beside_both_published_sets(tmp_path: Path) -> None:
     sweep = load(LossSweep, "arf-table8")
     report = run(sweep, Task(out=tmp_path, source=GENERATED, size=TINY, jobs=1))
     assert [sheet.title for sheet in report.sheets] == [
-        f"NeuralSort (L_Global), {metric}: here, and as published" for metric in METRICS
+        f"ARF, table 8, {metric} by tau: here (generated), and as published (MSLR-WEB30K, Istella)"
+        for metric in METRICS
     ]
-    sheet = report.sheets[1]
-    assert list(sheet.columns) == ["tau", "here, generated", "published, MSLR-WEB30K", "published, Istella"]
-    rows = {row[0]: list(row[1:]) for row in sheet.rows}
-    assert rows["0.4"] == ["-", ".486 <", ".385"]
-    assert rows["0.8"] == ["-", ".449", ".519 <"]
-    assert rows["100"][1:] == ["-", "-"]
-    assert rows["0.2"][0] != "-"
+    sheet, method = report.sheets[1], sweep.methods[0].name
+    printed_points = [f"{point:g}" for point in sweep.published.points]
+    assert list(sheet.columns) == ["tau", *printed_points, "100"]  # those of the paper, and the last one of ours
+    rows = {row[0]: dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows if row}
+    here, *printed = (rows[f"{method}, {source}"] for source in ("here", *(f"published, {name}" for name in DATA)))
+    assert (here["0.4"], [row["0.4"] for row in printed]) == ("", [".4860 <", ".3850"])
+    assert (here["0.8"], [row["0.8"] for row in printed]) == ("", [".4490", ".5190 <"])
+    assert [row["100"] for row in printed] == ["", ""]
+    assert here["0.2"] != ""
     panels = dict.fromkeys(row["panel"] for row in report.plots["arf-table8"].rows)
     assert list(panels) == ["generated", "published, MSLR-WEB30K", "published, Istella"]
-    stored = report.results["published"]["figures"]["Istella"]["ndcg@15"]
+    stored = report.results["published"]["sources"]["Istella"]["ndcg@15"][method]
     assert stored[3] == {"at": 0.8, "value": 0.519}
 
 

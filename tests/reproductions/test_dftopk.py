@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankfall.reproductions.catalogue import papers, reproductions
-from rankfall.reproductions.drivers import objective_runtime
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.costs import cost_figure, published_costs
+from rankfall.reproductions.data import LogData
 from rankfall.reproductions.paper_schema import ObjectiveComparison, ObjectiveRuntime, ObjectiveStream, ObjectiveSweep
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections, stream_config
 from support.reproductions import load
@@ -68,11 +68,11 @@ def test_the_stream_is_tested_on_long_lists() -> None:
 
 def test_costs_beside_a_table_without_memory() -> None:
     table = load(ObjectiveRuntime, "dftopk-appendixE")
-    sheet = objective_runtime._published(table)
+    sheet = published_costs(table)
     assert sheet.rows == [["NeuralSort", "150", "1.00", "-", "-"], ["DFTopK", "127", "0.85", "-", "-"]]
-    cost = objective_runtime.Cost(1.0, 0.1, 2**20)
-    figure = objective_runtime._figure(table, LOG, {"NeuralSort": cost, "DFTopK": cost})
-    assert [row["metric"] for row in figure.rows if row["source"] == "published"] == ["time", "time"]
+    costs = {name: {"s": 1.0, "MiB": 1.0} for name in ("NeuralSort", "DFTopK")}
+    figure = cost_figure(table, LOG.name, ("s", "MiB"), costs)
+    assert [row["metric"] for row in figure.rows if row["source"].startswith("published")] == ["time", "time"]
 
 
 def test_statements_are_short_and_explain_differences() -> None:

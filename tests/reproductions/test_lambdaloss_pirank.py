@@ -17,16 +17,15 @@ from rankfall.models import MLP
 from rankfall.ops import pirank_sort
 from rankfall.reproductions import textbook
 from rankfall.reproductions.catalogue import find_reproduction, papers, run
-from rankfall.reproductions.drivers.gradient_signs import STEP, push
-from rankfall.reproductions.drivers.length_transfer import find_patterns, gains
-from rankfall.reproductions.drivers.sort_runtime import generate_queries, training_step
-from rankfall.reproductions.drivers.sort_tree import kept_values
-from rankfall.reproductions.drivers.training_curves import tau_at
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.costs import generate_queries
+from rankfall.reproductions.costs import network_step as training_step
+from rankfall.reproductions.data import DataSource
+from rankfall.reproductions.operator_properties import STEP, kept_values, push
 from rankfall.reproductions.paper_schema import GradientSigns, LossComparison, Marks, Method, PublishedTable, SortTree
 from rankfall.reproductions.protocols import MANY_LISTS, deviations, is_tuned, list_config
-from rankfall.reproductions.published_marks import mark, marks_sheet, reference_of
+from rankfall.reproductions.published import mark, marks_sheet, reference_of
 from rankfall.reproductions.task import QUICK, Size, Task
+from rankfall.reproductions.transfers import find_patterns, gains, tau_at
 from rankfall.studies.results import ComparisonResult, MethodTest, TestFigures, Verdict
 from support.reproductions import load
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from rankfall.reproductions.list_data import ListData
+    from rankfall.reproductions.data import ListData
 
 GENERATED = DataSource("generated", "generated", {})
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2, longest=5**3)

@@ -12,10 +12,9 @@ import torch
 
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.reproductions.catalogue import find_reproduction, papers, run
-from rankfall.reproductions.drivers.log_statistics import stage_statistics
-from rankfall.reproductions.drivers.objective_runtime import training_step
-from rankfall.reproductions.drivers.objective_stream import ahead, curves_of, first_phase
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.comparisons import ahead, curves_of, first_phase
+from rankfall.reproductions.costs import cascade_step as training_step
+from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.paper_schema import (
     LogStatistics,
     Measured,
@@ -26,7 +25,8 @@ from rankfall.reproductions.paper_schema import (
     ObjectiveSweep,
 )
 from rankfall.reproductions.protocols import CASCADE_RATES, cascade_config, method_sections, stream_config
-from rankfall.reproductions.published_sweep import pick_points
+from rankfall.reproductions.published import pick_points
+from rankfall.reproductions.statistics import stage_statistics
 from rankfall.reproductions.task import Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.studies.comparison_plan import check_comparison
@@ -277,9 +277,9 @@ def test_costs_are_measured_side_by_side(tmp_path: Path, log: DataSource, monkey
         asked.append((prepare, small[0] == full[0], small[1], full[1]))
         return 1000 * len(asked)
 
-    driver = "rankfall.reproductions.drivers.objective_runtime"
+    driver = "rankfall.reproductions.costs"
     monkeypatch.setattr(f"{driver}.peak_bytes", peak_bytes)  # which starts a process for each method
-    monkeypatch.setattr(f"{driver}.QUICK_SECONDS", 0.001)
+    monkeypatch.setattr(f"{driver}.QUICK_STEP_SECONDS", 0.001)
     monkeypatch.setattr(f"{driver}.QUICK_BATCH", 8)
     table = load(ObjectiveRuntime, "lcron-appendixD")
     small = table.model_copy(update={"methods": [table.methods[0], table.methods[7]]})

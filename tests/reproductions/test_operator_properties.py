@@ -11,24 +11,24 @@ import torch
 
 from rankfall import ops
 from rankfall.losses import topk_bce_loss
+from rankfall.reproductions import operator_properties as temperature_effect
 from rankfall.reproductions.catalogue import find_reproduction, run
-from rankfall.reproductions.drivers import temperature_effect
-from rankfall.reproductions.drivers.gradient_conflict import (
+from rankfall.reproductions.costs import BOTH, CASES, FORWARD
+from rankfall.reproductions.data import DataSource
+from rankfall.reproductions.operator_properties import (
     BOUNDARY,
     BOUNDARY_BCE,
     CANCELLED,
     LOWERED,
-    MEASURES,
     ROW_CONFLICT,
     ROW_LOWERED,
     WRONG,
-    measure,
+    make_lists,
     of_rows,
 )
-from rankfall.reproductions.drivers.topk_runtime import BOTH, CASES, FORWARD
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.operator_properties import CONFLICTS as MEASURES
+from rankfall.reproductions.operator_properties import measure_conflict as measure
 from rankfall.reproductions.paper_schema import GradientConflict, SyntheticLists, TemperatureEffect, TopkRuntime
-from rankfall.reproductions.synthetic_lists import make_lists
 from rankfall.reproductions.task import Report, Size, Task
 from support.reproductions import check_figures, check_report, load
 
@@ -248,7 +248,7 @@ def test_the_effect_of_the_temperature_is_what_finite_differences_show(tau: floa
         distances.append(abs(p - hard).mean())
         excess.append(abs(p.sum() - 3) / 3)
         sizes.append(abs(slope(loss, s)).mean())
-    found = temperature_effect.measure("dftopk", scores, relevant, 3, tau)
+    found = temperature_effect.measure_temperature("dftopk", scores, relevant, 3, tau)
     assert found[temperature_effect.DISTANCE] == pytest.approx(np.mean(distances))
     assert found[temperature_effect.EXCESS] == pytest.approx(np.mean(excess))
     assert found[temperature_effect.GRADIENT] == pytest.approx(np.mean(sizes), rel=1e-4)

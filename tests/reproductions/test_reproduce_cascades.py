@@ -17,12 +17,9 @@ from rankfall._config import leaves
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.reporting.figures import save
-from rankfall.reproductions import log_data
 from rankfall.reproductions.catalogue import find_reproduction, reproductions, run
-from rankfall.reproductions.drivers.stage_loss_comparison import by_grades, cutoffs, protocols_for
-from rankfall.reproductions.list_data import DataSource
-from rankfall.reproductions.list_data import find as find_lists
-from rankfall.reproductions.log_data import LogData
+from rankfall.reproductions.comparisons import by_grades, cutoffs, protocols_for
+from rankfall.reproductions.data import DataSource, LogData, find_lists, find_log, prepare_log
 from rankfall.reproductions.paper_schema import (
     Method,
     ObjectiveComparison,
@@ -36,11 +33,10 @@ from rankfall.reproductions.protocols import (
     batch_for,
     cascade_config,
     cascade_deviations,
-    compare_cascades,
     method_sections,
+    train_methods,
 )
-from rankfall.reproductions.published_sweep import SweepResult, SweepRun, sweep_report
-from rankfall.reproductions.published_table import with_metrics
+from rankfall.reproductions.published import SweepResult, SweepRun, sweep_report, with_metrics
 from rankfall.reproductions.task import Report, Size, Task
 from rankfall.simulation.simulate import Simulation, simulate_log, simulate_recflow
 from rankfall.studies.comparison_plan import load_comparison
@@ -146,10 +142,10 @@ def test_sweeps_have_all_published_points(name: str, points: int) -> None:
 
 
 def test_kinds_of_logs_are_recognised(tmp_path: Path, two_stages: DataSource) -> None:
-    assert log_data.find(None).kind == log_data.find("simulated").kind == "simulated"
-    assert log_data.find(str(two_stages.path)).kind == "log"
+    assert find_log(None).kind == find_log("simulated").kind == "simulated"
+    assert find_log(str(two_stages.path)).kind == "log"
     (tmp_path / "RecFlow" / "all_stage").mkdir(parents=True)
-    assert log_data.find(str(tmp_path / "RecFlow")).kind == "recflow"
+    assert find_log(str(tmp_path / "RecFlow")).kind == "recflow"
 
 
 def test_data_of_the_wrong_kind_are_wrong_usage(
@@ -158,7 +154,7 @@ def test_data_of_the_wrong_kind_are_wrong_usage(
     (tmp_path / "lists.txt").write_text("1 qid:1 1:1\n0 qid:1 1:2\n")
     prepare_letor({"train": [tmp_path / "lists.txt"]}, tmp_path / "lists", Recipe())
     with pytest.raises(ValueError, match="holds prepared ranking lists, but this reproduction takes impressions"):
-        log_data.find(str(tmp_path / "lists"))
+        find_log(str(tmp_path / "lists"))
     with pytest.raises(ValueError, match="is an impression log, but this reproduction takes ranking lists"):
         find_lists(str(two_stages.path))
     for name, data in (("lcron-table2", tmp_path / "lists"), ("arf-table2", two_stages.path)):
@@ -175,12 +171,12 @@ def test_data_of_the_wrong_kind_are_wrong_usage(
 def test_logs_that_cannot_be_found(wanted: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        log_data.find(wanted)
+        find_log(wanted)
 
 
 def test_a_log_is_simulated_once(tmp_path: Path) -> None:
     def made(seed: int) -> tuple[LogData, int]:
-        found = log_data.prepare(log_data.find(None), "tiny", tmp_path, size=TINY, seed=seed, progress=on_progress)
+        found = prepare_log(find_log(None), "tiny", tmp_path, size=TINY, seed=seed, progress=on_progress)
         return found, (found.path / "manifest.json").stat().st_ino
 
     steps: list[tuple[str, int, int]] = []
@@ -201,10 +197,10 @@ def test_a_log_is_simulated_once(tmp_path: Path) -> None:
 def test_recflow_is_prepared_for_the_cascade_of_the_paper(tmp_path: Path) -> None:
     source = tmp_path / "RecFlow"
     simulate_recflow(Simulation(preset="tiny", days=4, requests_per_day=20), source)
-    origin = log_data.find(str(source))
+    origin = find_log(str(source))
 
     def prepared(platform: str, size: Size) -> LogData:
-        return log_data.prepare(origin, platform, tmp_path / "cache", size=size, seed=0)
+        return prepare_log(origin, platform, tmp_path / "cache", size=size, seed=0)
 
     two, three = prepared("recflow-like", TINY), prepared("recflow-like-3", Size())
     assert (two.name, two.items, len(two.train)) == ("RecFlow", 40, 1)
@@ -215,17 +211,17 @@ def test_recflow_is_prepared_for_the_cascade_of_the_paper(tmp_path: Path) -> Non
     assert (two.path / "manifest.json").stat().st_ino == made
     (tmp_path / "empty" / "all_stage").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"found no file DATE\.feather"):
-        log_data.prepare(log_data.find(str(tmp_path / "empty")), "recflow-like", tmp_path, size=TINY, seed=0)
+        prepare_log(find_log(str(tmp_path / "empty")), "recflow-like", tmp_path, size=TINY, seed=0)
 
 
 def test_days_are_used_in_order(tmp_path: Path) -> None:
     random_log(tmp_path / "log", impressions=10)
-    origin = log_data.find(str(tmp_path / "log"))
-    data = log_data.prepare(origin, "tiny", tmp_path, size=Size(), seed=0)
+    origin = find_log(str(tmp_path / "log"))
+    data = prepare_log(origin, "tiny", tmp_path, size=Size(), seed=0)
     assert data.roles == {"train": "2024-01-13..2024-01-13", "valid": "2024-01-14", "test": "2024-01-15"}
     assert data.description == "log: 10 impressions of 1 day to train on, 10 tested, lists of 11 items."
     with pytest.raises(ValueError, match="log has 2 days, expected at least 3"):
-        log_data.prepare(origin, "tiny", tmp_path, size=replace(TINY, days=2), seed=0)
+        prepare_log(origin, "tiny", tmp_path, size=replace(TINY, days=2), seed=0)
 
 
 # --- set-ups --------------------------------------------------------------------------------------------------
@@ -304,7 +300,8 @@ def test_all_methods_of_a_table_get_the_same_number_of_trials() -> None:
         for protocol in table.protocols.values()
     ]
     for paper, methods, variables, keep_rate in tables:
-        sections = method_sections(methods, CASCADE_RATES, tune=True, variables=variables, keep_rate=keep_rate)
+        filled = [method.filled(variables) for method in methods]
+        sections = method_sections(filled, CASCADE_RATES, tune=True, keep_rate=keep_rate)
         grids = {name: section["tune"] for name, section in sections.items()}
         trials = {name: int(np.prod([len(values) for values in grid.values()])) for name, grid in grids.items()}
         untuned = UNTUNED.get(paper, set()) & set(trials) if keep_rate else set()
@@ -455,9 +452,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory, two_stages: DataSource) ->
 
     found = {
         "lcron-table6": run_small("lcron-table6", three_stages),
-        "arf-table5": run_small("arf-table5", log_data.find(None)),
+        "arf-table5": run_small("arf-table5", find_log(None)),
     }
-    easy = log_data.find(str(out / "data" / f"industry-easy-{TINY.days}x{TINY.requests}-0"))
+    easy = find_log(str(out / "data" / f"industry-easy-{TINY.days}x{TINY.requests}-0"))
     found["arf-table3"] = run_small("arf-table3", easy)
     for name in COMPARED:
         if name not in found and name not in RATES[1:]:  # these differ from the first in numbers only
@@ -512,24 +509,24 @@ def test_sweeps_show_every_printed_column(reports: dict[str, Report]) -> None:
     sheets = {metric: sheet for metric in metrics for sheet in report.sheets if f", {metric} by tau" in sheet.title}
     assert sheets.keys() == metrics
     (published,) = (row for row in sheets["ranking/alone/recall"].rows if row[:1] == ["DFTopK, published"])
-    assert [cell.removesuffix(" <") for cell in published[1:]] == [
-        ".0915",
-        ".3917",
-    ]  # the first and the last temperature
+    printed = [cell.removesuffix(" <") for cell in published[1:]]
+    assert (printed[0], printed[-1]) == (".0915", ".3917")  # the first and the last temperature
+    trained = next(row for row in sheets["ranking/alone/recall"].rows if row[:1] == ["DFTopK, here"])
+    assert [cell != "" for cell in trained[1:]] == [True, *[False] * (len(printed) - 2), True]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["rank", "full"])
 def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Path) -> None:
     """Compare recall with a count of places, or with the joint recall of the funnel, and NDCG with scikit-learn."""
-    task = Task(out=tmp_path, source=log_data.find(None), size=TINY, jobs=1)
+    task = Task(out=tmp_path, source=find_log(None), size=TINY, jobs=1)
     easy = INDUSTRY.protocols["easy"].model_copy(update={"data": {"labels": labels}})
     data = task.log(easy.platform)
-    methods = [method for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
-    trained = compare_cascades(task, data, easy, methods, variables=cutoffs(easy))
+    methods = [method.filled(cutoffs(easy)) for method in INDUSTRY.methods if method.name in ("RankNet", "ARF")]
+    trained = train_methods(easy, task, methods, tune=True, metrics=()).comparison
     metrics = INDUSTRY.published.for_data("easy", cutoffs(easy)).metrics
     assert metrics == ("recall@6@2", "ndcg@2", "ndcg")
-    result = by_grades(trained, tmp_path / "comparison", data, [*metrics, "ndcg_linear"])
+    result = by_grades(trained, tmp_path / "comparison", data.path, [*metrics, "ndcg_linear"])
     log = ImpressionLog.load(data.path)
     for before, method in zip(trained.methods, result.methods, strict=True):
         assert method.runs
@@ -558,13 +555,13 @@ def test_the_industrial_sets_are_measured_as_published(labels: str, tmp_path: Pa
 def test_another_log_is_measured_with_the_cutoffs_of_the_nearest_set(tmp_path: Path, two_stages: DataSource) -> None:
     task = Task(out=tmp_path, source=two_stages, size=TINY, jobs=1)
     assert list(protocols_for(INDUSTRY, task)) == ["hard"]
-    assert list(protocols_for(INDUSTRY, replace(task, source=log_data.find(None)))) == ["easy", "hard"]
+    assert list(protocols_for(INDUSTRY, replace(task, source=find_log(None)))) == ["easy", "hard"]
     assert protocols_for(INDUSTRY, task)["hard"].data == {}  # whether one model ranks all of its items is not known
 
 
 def test_a_trained_loss_is_one_of_a_stage() -> None:
     variables = cutoffs(INDUSTRY.protocols["easy"])
-    section = method_sections(INDUSTRY.methods, CASCADE_RATES, tune=True, variables=variables)["L_Relax"]
+    section = method_sections([one.filled(variables) for one in INDUSTRY.methods], CASCADE_RATES, tune=True)["L_Relax"]
     assert section["objective"] == {
         "name": "per_stage",
         "loss": {"name": "relax_loss", "m": 6, "k": 2, "tau": 1.0, "variant": "published", "positive_only": False},

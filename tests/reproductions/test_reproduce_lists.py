@@ -21,15 +21,15 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.figures import Dots, MissingExtraError, save
 from rankfall.reproductions.catalogue import find_reproduction, papers, reproductions, run
-from rankfall.reproductions.drivers.length_transfer import measure_samples
-from rankfall.reproductions.drivers.sort_runtime import TEXTBOOK, TREE, sort_times
-from rankfall.reproductions.drivers.training_curves import relaxed_and_hard_ndcg
-from rankfall.reproductions.generated_lists import LONGEST, SHORTEST, generate_lists, utility_of, write_letor
-from rankfall.reproductions.list_data import DataSource, find, prepare
+from rankfall.reproductions.costs import TEXTBOOK, TREE, sort_times
+from rankfall.reproductions.data import LONGEST, SHORTEST, DataSource, generate_lists, utility_of, write_letor
+from rankfall.reproductions.data import find_lists as find
+from rankfall.reproductions.data import prepare_lists as prepare
 from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, list_rates, method_sections, oracle
-from rankfall.reproductions.published_table import format_value
+from rankfall.reproductions.published import format_value
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
+from rankfall.reproductions.transfers import measure_samples, relaxed_and_hard_ndcg
 from rankfall.training.measured_lists import measure_scores as measure
 from support.command_line import run as cli
 from support.reproductions import check_figures, check_report, load

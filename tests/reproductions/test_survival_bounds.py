@@ -12,8 +12,8 @@ import torch
 
 from rankfall.ops import topk
 from rankfall.reproductions.catalogue import run
-from rankfall.reproductions.drivers.survival_bounds import CLAIMS, check_claims, survival_of
-from rankfall.reproductions.list_data import DataSource
+from rankfall.reproductions.data import DataSource
+from rankfall.reproductions.operator_properties import CLAIMS, check_claims, survival_of
 from rankfall.reproductions.paper_schema import SurvivalBounds
 from rankfall.reproductions.task import Size, Task
 from support.reproductions import check_figures, check_report, load

@@ -18,7 +18,7 @@ from rankfall.storage.files import write_file
 if TYPE_CHECKING:
     from rankfall.api.arguments import PathLike
     from rankfall.api.display import OnNotice, ProgressLike
-    from rankfall.reproductions.list_data import DataSource
+    from rankfall.reproductions.data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Report
     from rankfall.studies.results import RunFailure
@@ -138,13 +138,13 @@ def data_source(reproduction: Reproduction, data: str | None) -> DataSource:
     Raises:
         ValueError: If it uses no data, or cannot use these.
     """
-    from rankfall.reproductions import list_data, log_data
+    from rankfall.reproductions.data import DataSource, find_lists, find_log
 
     if reproduction.data in ("operators", "none"):
         if data is not None:
             raise ValueError(f"data: {reproduction.id} uses no data")
-        return list_data.DataSource("no data", "none", {})
-    return log_data.find(data) if reproduction.data == "impressions" else list_data.find(data)
+        return DataSource("no data", "none", {})
+    return find_log(data) if reproduction.data == "impressions" else find_lists(data)
 
 
 def run_reproduction(reproduction: Reproduction, source: DataSource, *, quick: bool, **options: Any) -> Report:

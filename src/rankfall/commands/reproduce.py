@@ -25,7 +25,7 @@ from rankfall.commands.terminal import (
 
 if TYPE_CHECKING:
     from rankfall.api import ReproductionResult
-    from rankfall.reproductions.list_data import DataSource
+    from rankfall.reproductions.data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Sheet
 

@@ -68,9 +68,10 @@ def find_reproduction(name: str) -> Reproduction:
 
 def run(reproduction: Reproduction, task: Task) -> Report:
     """Run a reproduction with its driver; our better versions of published methods only if the task includes them."""
-    driver = importlib.import_module(f"rankfall.reproductions.drivers.{reproduction.driver}")
+    module, function = reproduction.runner.split(".")
+    driver = getattr(importlib.import_module(f"rankfall.reproductions.{module}"), function)
     chosen = reproduction.with_variants(improved=task.improved).with_methods(task.methods)
-    report: Report = driver.run(chosen, task)
+    report: Report = driver(chosen, task)
     return report
 
 

@@ -12,7 +12,7 @@ from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
 from rankfall.reporting.files import write_comparison
-from rankfall.reproductions.paper_schema import fill
+from rankfall.reproductions.paper_schema import CascadeProtocol
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.stream.stream_config import StreamConfig
@@ -21,9 +21,8 @@ from rankfall.training.measured_lists import measure_scores as measure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from rankfall.reproductions.list_data import ListData
-    from rankfall.reproductions.log_data import LogData
-    from rankfall.reproductions.paper_schema import CascadeProtocol, ListProtocol, Method, StageProtocol
+    from rankfall.reproductions.data import ListData, LogData
+    from rankfall.reproductions.paper_schema import ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
     from rankfall.studies.compare import Step
     from rankfall.studies.results import ComparisonResult
@@ -53,21 +52,19 @@ def method_sections(
     rates: Rates,
     *,
     tune: bool,
-    variables: Mapping[str, Any] | None = None,
     keep_rate: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Return the section of each method in a comparison, with its variables replaced.
+    """Return the section of each method in a comparison.
 
     Args:
         methods: The methods.
         rates: Learning rates that are tuned.
         tune: Whether settings are tuned at all.
-        variables: Values of the variables in the methods.
         keep_rate: Whether the methods of the paper keep its learning rate. Our versions of them never do.
     """
     sections = {}
     for method in methods:
-        section = fill(method.config, variables or {})
+        section = dict(method.config)
         if tune and keep_rate and method.variant != "sound":
             section["tune"] = dict(method.tune)
         elif tune:
@@ -164,12 +161,13 @@ def deviations(protocol: ListProtocol, task: Task, data: ListData, *, tuned: boo
     return found
 
 
-def oracle(data: ListData, metrics: Sequence[str]) -> dict[str, float] | None:
+def oracle(data: ListData | LogData, metrics: Sequence[str]) -> dict[str, float] | None:
     """Return the metrics of the order by true utility on the test lists, or None if the data are not generated."""
-    if data.generated is None:
+    generated = getattr(data, "generated", None)
+    if generated is None:
         return None
     lists = Lists([RankingData.load(data.path)["test"]])
-    values = measure(torch.from_numpy(data.generated.utility).float(), lists, [parse(name) for name in metrics])
+    values = measure(torch.from_numpy(generated.utility).float(), lists, [parse(name) for name in metrics])
     return {name: float(value.double().nanmean()) for name, value in values.items()}
 
 
@@ -288,41 +286,6 @@ def _check_length(protocol: CascadeProtocol, data: LogData, length: int | None) 
         )
 
 
-def compare_cascades(
-    task: Task,
-    data: LogData,
-    protocol: CascadeProtocol,
-    methods: Iterable[Method],
-    *,
-    tune: bool = True,
-    seeds: int | None = None,
-    variables: Mapping[str, Any] | None = None,
-    lists: Mapping[str, Any] | None = None,
-    directory: str = "comparison",
-) -> ComparisonResult:
-    """Train and test methods on impressions.
-
-    Args:
-        task: The task.
-        data: The log.
-        protocol: Stages and training of the paper.
-        methods: The methods to compare.
-        tune: Whether settings are tuned, if the size of the task allows it.
-        seeds: Largest number of seeds.
-        variables: Values of the variables in the methods.
-        lists: Options of the ``data`` section.
-        directory: Directory of the comparison in that of the task.
-    """
-    sections = method_sections(
-        methods, CASCADE_RATES, tune=tune and task.size.tune, variables=variables, keep_rate=protocol.keep_rate
-    )
-    for section in sections.values():
-        if _classifies(section):
-            section["stages"] = [_with_grades(_stage_section(stage, data), protocol, data) for stage in protocol.stages]
-    config = cascade_config(protocol, data, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
-    return run_comparison(task, config, directory)
-
-
 def _classifies(section: Mapping[str, Any]) -> bool:
     loss = section.get("objective", {}).get("loss")
     return isinstance(loss, dict) and loss.get("name") == "grade_softmax_loss"
@@ -335,6 +298,57 @@ def _with_grades(stage: dict[str, Any], protocol: CascadeProtocol, data: LogData
 
 
 # --- running ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Methods that were trained and tested on the data of a protocol, and where this differs from the protocol."""
+
+    data: ListData | LogData
+    comparison: ComparisonResult
+    deviations: list[str]
+
+
+def train_methods(
+    protocol: ListProtocol | CascadeProtocol,
+    task: Task,
+    methods: Iterable[Method],
+    *,
+    tune: bool,
+    metrics: Sequence[str],
+    against: str | None = None,
+    lists: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    directory: str = "comparison",
+) -> Trained:
+    """Train and test methods as a protocol says, adapted to the size of the data.
+
+    Args:
+        protocol: Data and training of the paper.
+        task: The task.
+        methods: The methods to compare.
+        tune: Whether settings are tuned, if the size of the task allows it.
+        metrics: Metrics on ranking lists.
+        against: Method that the others are tested against, on ranking lists.
+        lists: Options of the ``data`` section of impressions.
+        seeds: Largest number of seeds.
+        directory: Directory of the comparison in that of the task.
+    """
+    if isinstance(protocol, CascadeProtocol):
+        log, tuned = task.log(protocol.platform), tune and task.size.tune
+        sections = method_sections(methods, CASCADE_RATES, tune=tuned, keep_rate=protocol.keep_rate)
+        for section in sections.values():
+            if _classifies(section):
+                stages = [_with_grades(_stage_section(stage, log), protocol, log) for stage in protocol.stages]
+                section["stages"] = stages
+        cascades = cascade_config(protocol, log, sections, seeds=task.cascade_seeds[:seeds], lists=lists)
+        return Trained(log, run_comparison(task, cascades, directory), cascade_deviations(protocol, log))
+    data = task.lists(protocol)
+    tuned = tune and is_tuned(protocol, task, data)
+    sections = method_sections(methods, list_rates(protocol), tune=tuned)
+    seeds_of_lists = task.seeds[:seeds]
+    config = list_config(protocol, task, data, sections, metrics=[*metrics], against=against, seeds=seeds_of_lists)
+    return Trained(data, run_comparison(task, config, directory), deviations(protocol, task, data, tuned=tuned))
 
 
 def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> ComparisonResult:

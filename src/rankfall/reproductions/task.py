@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.reporting.figures import Plot
-    from rankfall.reproductions.list_data import DataSource, ListData
-    from rankfall.reproductions.log_data import LogData
+    from rankfall.reproductions.data import DataSource, ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method
     from rankfall.studies.results import ComparisonResult
 
@@ -99,17 +98,17 @@ class Task:
     def lists(self, protocol: ListProtocol) -> ListData:
         """Prepare ranking lists as the paper did."""
         from rankfall.data import Recipe
-        from rankfall.reproductions import list_data
+        from rankfall.reproductions.data import prepare_lists
 
         recipe = Recipe(**protocol.recipe)  # type: ignore[arg-type]  # keys and values are those of the paper's file
-        return list_data.prepare(self.source, recipe, self.out / "data", size=self.size, seed=self.seed)
+        return prepare_lists(self.source, recipe, self.out / "data", size=self.size, seed=self.seed)
 
     def log(self, platform: str) -> LogData:
         """Prepare impressions; those of the simulated `platform`, unless the user named a log."""
-        from rankfall.reproductions import log_data
+        from rankfall.reproductions.data import prepare_log
 
         cache = self.out / "data"
-        return log_data.prepare(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
+        return prepare_log(self.source, platform, cache, size=self.size, seed=self.seed, progress=self.progress)
 
     @property
     def quick(self) -> bool:
@@ -160,3 +159,25 @@ class Report:
     plots: Mapping[str, Plot]
     results: dict[str, Any]
     notes: Sequence[str] = field(default_factory=list)
+
+
+def curve_points(curves: Mapping[Any, Mapping[Any, float]], panel: str | None = None) -> list[dict[str, Any]]:
+    """Return the points of a figure with a series for each curve.
+
+    >>> curve_points({"a": {1: 0.5}}, "here")
+    [{'panel': 'here', 'series': 'a', 'x': 1, 'y': 0.5}]
+    """
+    of_panel = {} if panel is None else {"panel": panel}
+    return [{**of_panel, "series": name, "x": x, "y": y} for name, curve in curves.items() for x, y in curve.items()]
+
+
+def pivot(
+    title: str,
+    corner: str,
+    rows: Mapping[str, Mapping[Any, Any]],
+    columns: Mapping[Any, str],
+    form: Callable[[Any], str],
+) -> Sheet:
+    """Return a sheet of values by row and column, whose headings are given; a dash where there is no value."""
+    body = [[name, *(form(row[key]) if key in row else "-" for key in columns)] for name, row in rows.items()]
+    return Sheet(title, [corner, *columns.values()], body)

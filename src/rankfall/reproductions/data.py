@@ -1,7 +1,14 @@
-"""Ranking lists of a reproduction: a benchmark in its published layout, prepared data, a known set, or generated lists.
+"""Data of a reproduction: ranking lists with folds, or a log with days for training, validation and test.
 
-All of them become prepared data with folds for training, validation and test. Reproductions on impressions use
-`log_data`.
+Lists are a benchmark in its published layout, prepared data, a known set, or generated lists whose ideal order is
+known: the first six features of a document determine its utility
+
+.. math:: u = x_1 + x_2 x_3 + \\sin 3 x_4 - |x_5| + x_6 [x_1 > 0]
+
+and the others are noise. Its grade, 0 to 4, is a quantile of the utility plus two unobserved terms: noise per document
+and a shift per list, so that lists differ in their number of relevant documents. The order by utility is the best that
+a ranker can learn; its metrics are those of the oracle. Impressions are a prepared log, RecFlow's directory, or a
+simulated platform.
 """
 
 from __future__ import annotations
@@ -10,20 +17,85 @@ import itertools
 import os
 import re
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
 
 from rankfall._errors import did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
-from rankfall.data.impressions.log import is_log
+from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.lists.ranking_data import is_prepared
-from rankfall.reproductions.generated_lists import GeneratedLists, generate_lists, write_letor
+from rankfall.data.sources.recflow import ROWS, prepare_recflow
+from rankfall.simulation.presets import preset_of
+from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.storage.disk import make_directory
+from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from rankfall.reproductions.task import Size
+
+    Progress = Callable[[str, int, int], None]
+
+FEATURES = 20
+SHORTEST, LONGEST = 45, 120  # documents per list
+NOISE, SHIFT = 1.0, 0.7  # standard deviations; the variance of the utility is about 3.5
+GRADE_QUANTILES = (0.5, 0.8, 0.93, 0.98)  # half of the documents have grade 0, one of fifty has grade 4
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedLists:
+    """Lists one after the other.
+
+    Attributes:
+        features: (rows, FEATURES)
+        labels: Grade of each document, (rows,)
+        utility: Utility of each document, (rows,)
+        offsets: First row of each list and the number of rows, (lists + 1,)
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    utility: NDArray[np.float64]
+    offsets: NDArray[np.int64]
+
+
+def utility_of(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the utility of documents with features (rows, FEATURES).
+
+    >>> utility_of(np.array([[1.0, 2.0, 0.5, 0.0, -1.0, 3.0]]))
+    array([4.])
+    """
+    u = x[:, 0] + x[:, 1] * x[:, 2] + np.sin(3 * x[:, 3]) - np.abs(x[:, 4]) + x[:, 5] * (x[:, 0] > 0)
+    return u.astype(np.float64)
+
+
+def generate_lists(lists: int, seed: int) -> GeneratedLists:
+    """Generate lists; the same seed gives the same lists."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(SHORTEST, LONGEST + 1, lists)
+    rows = int(sizes.sum())
+    features = random.standard_normal((rows, FEATURES)).astype(np.float32)
+    utility = utility_of(features)
+    shift = np.repeat(SHIFT * random.standard_normal(lists), sizes)
+    noisy = utility + shift + NOISE * random.standard_normal(rows)
+    labels = np.searchsorted(np.quantile(noisy, GRADE_QUANTILES), noisy)
+    return GeneratedLists(features, labels, utility, np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def write_letor(data: GeneratedLists, path: Path) -> None:
+    """Write the lists in LETOR format, so that they are prepared like any other data."""
+    qids = np.repeat(np.arange(len(data.offsets) - 1), np.diff(data.offsets))
+    pattern = "%d qid:%d " + " ".join(f"{i + 1}:%.9g" for i in range(FEATURES))
+    text = StringIO()
+    np.savetxt(text, np.column_stack([data.labels, qids, data.features]), pattern)
+    write_file(path, text.getvalue())
+
 
 VARIABLE = "RANKFALL_DATA"
 GENERATED = "generated"
@@ -100,7 +172,7 @@ class ListData:
 # --- finding ------------------------------------------------------------------------------------------------------
 
 
-def find(wanted: str | None) -> DataSource:
+def find_lists(wanted: str | None) -> DataSource:
     """Find the lists of a path or name. None: the MSLR sample in ``$RANKFALL_DATA``, or generated lists without it.
 
     Raises:
@@ -179,7 +251,7 @@ def _matching(directory: Path, patterns: dict[str, str]) -> dict[str, Path]:
 # --- preparing ----------------------------------------------------------------------------------------------------
 
 
-def prepare(source: DataSource, recipe: Recipe, cache: Path, *, size: Size, seed: int) -> ListData:
+def prepare_lists(source: DataSource, recipe: Recipe, cache: Path, *, size: Size, seed: int) -> ListData:
     """Prepare the data in `cache`, unless they are already, and assign their folds."""
     recipe = replace(recipe, seed=seed)
     generated = None
@@ -290,3 +362,162 @@ def _first_lists(data: RankingData, splits: list[str], limit: int | None) -> lis
         return [f"{first}:1/{len(data[first]) // limit}"]
     counts = list(itertools.accumulate(len(data[split]) for split in splits))
     return splits[: sum(count < limit for count in counts) + 1]
+
+
+Day = TypeVar("Day")
+
+SIMULATED = "simulated"
+MIN_DAYS = 3  # training, validation, test
+_EXPECTED = (
+    "an impression log (a directory made by 'rankfall simulate' or 'rankfall prepare'), RecFlow's directory with "
+    f"{ROWS}/, or {SIMULATED}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogData:
+    """A log and the use of its days.
+
+    Attributes:
+        name: Name in reports.
+        path: Directory of the log.
+        train: Training days.
+        valid: Validation day.
+        test: Test day.
+        train_impressions: Impressions of the training days.
+        test_impressions: Impressions of the test day.
+        items: Mean number of items per impression.
+        depths: Number of stages that the log distinguishes.
+        sequences: Whether it has behaviour sequences.
+    """
+
+    name: str
+    path: Path
+    train: tuple[str, ...]
+    valid: str
+    test: str
+    train_impressions: int
+    test_impressions: int
+    items: float
+    depths: int
+    sequences: bool
+
+    @property
+    def description(self) -> str:
+        """The data in a sentence."""
+        days = f"{len(self.train)} day{'s' * (len(self.train) > 1)}"
+        return (
+            f"{self.name}: {self.train_impressions:,} impressions of {days} to train on, {self.test_impressions:,} "
+            f"tested, lists of {self.items:.4g} items."
+        )
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The days as configurations specify them."""
+        return {"train": f"{self.train[0]}..{self.train[-1]}", "valid": self.valid, "test": self.test}
+
+    def summary(self) -> dict[str, Any]:
+        """Description of the data in ``results.json``."""
+        return {**asdict(self), "path": str(self.path), "about": self.description}
+
+
+# --- finding ------------------------------------------------------------------------------------------------------
+
+
+def find_log(wanted: str | None) -> DataSource:
+    """Find the log at a path. None: a platform is simulated.
+
+    Raises:
+        ValueError: The path does not exist or is not a log; the message states what was expected.
+    """
+    if wanted is None or wanted == SIMULATED:
+        return DataSource(SIMULATED, "simulated", {})
+    path = Path(wanted).expanduser()
+    if not path.exists():
+        raise ValueError(f"{wanted} does not exist{did_you_mean(wanted, [SIMULATED])}; expected {_EXPECTED}")
+    name = path.resolve().name
+    if is_log(path):
+        return DataSource(name, "log", {}, path)
+    if (path / ROWS).is_dir():
+        return DataSource(name, "recflow", {}, path)
+    found = "holds prepared ranking lists" if is_prepared(path) else "is not an impression log"
+    raise ValueError(f"{path} {found}, but this reproduction takes impressions (see --list); expected {_EXPECTED}")
+
+
+# --- preparing ----------------------------------------------------------------------------------------------------
+
+
+def prepare_log(
+    source: DataSource, platform: str, cache: Path, *, size: Size, seed: int, progress: Progress = lambda *step: None
+) -> LogData:
+    """Simulate the platform or prepare RecFlow in `cache`, unless that is done already, and assign the days."""
+    if source.kind == "simulated":
+        return _with_roles(_simulated(platform, cache, size, seed, progress), platform, size)
+    assert source.path is not None
+    if source.kind == "recflow":
+        return _with_roles(_from_recflow(source.path, platform, cache, size, seed, progress), source.name, size)
+    return _with_roles(ImpressionLog.load(source.path), source.name, size)
+
+
+def _simulated(platform: str, cache: Path, size: Size, seed: int, progress: Progress) -> ImpressionLog:
+    preset = preset_of(platform)
+    days, requests = size.days or preset.days, size.requests or preset.requests_per_day
+    simulation = Simulation(preset=platform, days=days, requests_per_day=requests, seed=seed)
+    out = cache / f"{platform}-{days}x{requests}-{seed}"
+    if is_log(out):
+        return ImpressionLog.load(out)
+    served = 0
+
+    def on_requests(count: int) -> None:
+        nonlocal served
+        served += count
+        progress(f"simulating {platform}", served, days * requests)
+
+    return simulate_log(simulation, out, on_requests=on_requests)
+
+
+def _from_recflow(source: Path, platform: str, cache: Path, size: Size, seed: int, progress: Progress) -> ImpressionLog:
+    stages: Literal[2, 3] = 3 if len(preset_of(platform).sample) == 5 else 2  # of the cascade that is trained
+    files = _last(sorted((source / ROWS).glob("*.feather")), size.days)
+    out = cache / f"recflow-{stages}-{len(files)}-{seed}"
+    if is_log(out):
+        log = ImpressionLog.load(out)
+        if [one["path"] for one in log.manifest["about"]["sources"]] == [str(file) for file in files]:
+            return log
+    return prepare_recflow(
+        source,
+        out,
+        stages=stages,
+        days=f"{files[0].stem}..{files[-1].stem}" if files else None,  # which raises the error
+        seed=seed,
+        force=True,
+        on_progress=lambda step, done, total: progress(step, done, total or done),
+    )
+
+
+def _with_roles(log: ImpressionLog, name: str, size: Size) -> LogData:
+    """Use the last day for test, the one before it for validation, and earlier days for training, in order."""
+    days = _last(list(log.days), size.days)
+    if len(days) < MIN_DAYS:
+        raise ValueError(
+            f"{log.path} has {len(days)} day{'s' * (len(days) != 1)}, expected at least {MIN_DAYS}: one each for "
+            "training, validation and test"
+        )
+    *train, valid, test = days
+    tested = log.days[test]
+    return LogData(
+        name=name,
+        path=log.path,
+        train=tuple(train),
+        valid=valid,
+        test=test,
+        train_impressions=sum(len(log.days[day]) for day in train),
+        test_impressions=len(tested),
+        items=tested.manifest["items"] / max(1, len(tested)),
+        depths=len(log.spec.stages),
+        sequences=bool(log.spec.sequences),
+    )
+
+
+def _last(days: list[Day], count: int | None) -> list[Day]:
+    return days if count is None else days[-count:]

@@ -1,19 +1,64 @@
-"""Users, impressions and labels of each stage of a log, beside published ones."""
+"""Sizes of data beside published ones, and published tables that cannot be measured."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from rankfall.data import ImpressionLoader, ImpressionLog
+from rankfall.data import ImpressionLoader, ImpressionLog, RankingData
+from rankfall.data.lists.list_loader import Lists
+from rankfall.reproductions.paper_schema import mean_of
 from rankfall.reproductions.task import Report, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.reproductions.paper_schema import LogStatistics
+    from rankfall.reproductions.data import ListData
+    from rankfall.reproductions.paper_schema import ListStatistics, LogStatistics, PublishedOnly
     from rankfall.reproductions.task import Task
+
+
+def list_statistics(reproduction: ListStatistics, task: Task) -> Report:
+    """Prepare the lists as the paper did and count them."""
+    data = task.lists(reproduction.protocol)
+    measured = statistics(data)
+    published = {
+        row: [mean_of(cell) or 0 for cell in cells]
+        for rows in reproduction.published.values.values()
+        for row, cells in rows.items()
+    }
+    rows = [[f"here, {data.name}", *_texts(measured)], [], *([row, *_texts(cells)] for row, cells in published.items())]
+    return Report(
+        sheets=[Sheet(reproduction.title, ["data set", *reproduction.published.metrics], rows)],
+        plots={},
+        results={
+            "measured": dict(zip(reproduction.published.metrics, measured, strict=True)),
+            "published": published,
+            "data": data.summary(),
+        },
+        notes=reproduction.notes,
+    )
+
+
+def statistics(data: ListData) -> list[int]:
+    """Return documents to train on and to test, the shortest and longest list, the lowest and highest label."""
+    stored, fold = RankingData.load(data.path), next(iter(data.folds.values()))
+    train, test = (Lists([stored[split] for split in fold[role]]) for role in ("train", "test"))
+    both = (train, test)
+    return [
+        train.rows,
+        test.rows,
+        min(int(lists.lengths.min()) for lists in both),
+        max(int(lists.lengths.max()) for lists in both),
+        min(int(lists.labels.min()) for lists in both),
+        max(int(lists.labels.max()) for lists in both),
+    ]
+
+
+def _texts(cells: Sequence[float]) -> list[str]:
+    return [f"{cell:,.0f}" for cell in cells]
+
 
 BATCH = 1024
 
@@ -37,7 +82,7 @@ class StageStatistics:
     highest: int
 
 
-def run(reproduction: LogStatistics, task: Task) -> Report:
+def log_statistics(reproduction: LogStatistics, task: Task) -> Report:
     """Count over all days that the other reproductions use."""
     data = task.log(reproduction.platform)
     log = ImpressionLog.load(data.path)
@@ -93,3 +138,22 @@ def stage_statistics(
     for name, one in found.items():
         one.users, one.items = len(users[name]), items[name] / one.impressions
     return found
+
+
+def published_only(reproduction: PublishedOnly, task: Task) -> Report:  # all drivers have the same arguments
+    """Show the table."""
+    published = reproduction.published.printed()
+    sheets = [
+        Sheet(
+            f"published: {reproduction.title}, {data}",
+            ["", *reproduction.published.metrics],
+            [[row, *("-" if one is None else f"{one:g}" for one in cells.values())] for row, cells in rows.items()],
+        )
+        for data, rows in published.items()
+    ]
+    return Report(
+        sheets=sheets,
+        plots={},
+        results={"published": published, "reason": reproduction.reason},
+        notes=[f"Not measured: {reproduction.reason}", *reproduction.notes],
+    )
