@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._config import dump
-from rankfall.reporting.advice import advise
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.comparison import comparison_page
+from rankfall.reporting.diagnosis import advise
 from rankfall.reporting.files import write_report
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.storage.disk import copy_tree, delete_tree
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data.impressions.log import ImpressionLog
-    from rankfall.reporting.advice import Advice
+    from rankfall.reporting.diagnosis import Advice
     from rankfall.studies.results import ComparisonResult
 
     # receives the current step, the amount done and the total, which may be unknown

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankfall.reporting.comparison_table import csv_table, markdown_table, terminal_table
+from rankfall.reporting.comparison import csv_table, markdown_table, terminal_table
 from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult, TestFigures, Verdict
 

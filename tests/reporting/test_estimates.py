@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rankfall.reporting.estimates import percent, percent_ends, percents, with_interval
-from rankfall.reporting.page import Cell, estimate_cell
+from rankfall.reporting.blocks import Cell, estimate_cell, percent, percent_ends, percents, with_interval
 from rankfall.training.cascade_metrics import Estimate
 
 KNOWN = Estimate(0.125, 0.1, 0.15)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from rankfall.reporting.evaluation_table import terminal_evaluation
+from rankfall.reporting.run import terminal_evaluation
 from rankfall.studies.results import EvaluationSummary
 from rankfall.training.cascade_metrics import MeasuredFunnel, stage_figures
 from rankfall.training.config.component_checks import measures

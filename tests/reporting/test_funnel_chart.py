@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rankfall.reporting.chart import Chart, figures_in
-from rankfall.reporting.funnel_chart import Step, funnel_chart, funnel_panels, steps_from_means, steps_of
+from rankfall.reporting.charts import Chart, figures_in
+from rankfall.reporting.funnel import Step, funnel_chart, funnel_panels, steps_from_means, steps_of
 from rankfall.training.cascade_metrics import Estimate, StageFigures
 
 

@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from rankfall.reporting.page import render
-from rankfall.reporting.plan_section import plan_section
-from rankfall.reporting.plan_table import ROWS, conclusions, shown_front, terminal_plan
+from rankfall.reporting.diagnosis import ROWS, conclusions, plan_section, shown_front, terminal_plan
+from rankfall.reporting.html import render
 from rankfall.studies.plan.plan_quotas import Costs, parse_costs, plan_quotas
 from support.plan_scores import random_scores
 

@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rankfall.reporting import svg
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting import charts as svg
+from rankfall.reporting.comparison import comparison_page, stream_figure
 from rankfall.reporting.files import page_of
-from rankfall.reporting.stream_page import stream_figure
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
 from rankfall.training.config.component_checks import shown_name
 from support.cascades import content, liked_log

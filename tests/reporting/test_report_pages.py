@@ -9,9 +9,8 @@ import pytest
 import yaml
 from playwright.sync_api import FloatRect
 
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.comparison import comparison_page, stream_page
 from rankfall.reporting.files import figures_of
-from rankfall.reporting.stream_page import stream_page
 from support import chromium
 from support.cascades import content, liked_log
 from support.command_line import run

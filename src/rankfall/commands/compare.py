@@ -86,7 +86,7 @@ def compare(
     if as_json:
         print_json(result.to_json())
     elif result.methods:
-        from rankfall.reporting.comparison_table import terminal_table
+        from rankfall.reporting.comparison import terminal_table
 
         print_result(terminal_table(result))
     for text in result.warnings:

@@ -79,7 +79,7 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
     from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
-    from rankfall.reporting.inspection_tables import terminal_warnings
+    from rankfall.reporting.inspection import terminal_warnings
 
     ranking_data = RankingData.load(path, verify=verify)
     warnings = find_warnings(ranking_data)
@@ -102,7 +102,7 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
     if as_json:
         print_json(inspection.to_json())
         return
-    from rankfall.reporting.inspection_tables import terminal_inspection
+    from rankfall.reporting.inspection import terminal_inspection
 
     for part in terminal_inspection(inspection):
         print_result(part)

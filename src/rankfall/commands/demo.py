@@ -81,7 +81,7 @@ def demo(
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.comparison_table import terminal_table
+        from rankfall.reporting.comparison import terminal_table
 
         print_result(terminal_table(result))
     if out is not None:

@@ -64,8 +64,8 @@ def evaluate(
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
     """
-    from rankfall.reporting.diagnosis_table import terminal_diagnosis
-    from rankfall.reporting.evaluation_table import terminal_evaluation
+    from rankfall.reporting.diagnosis import terminal_diagnosis
+    from rankfall.reporting.run import terminal_evaluation
 
     changes = overrides or []
     options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust, "verify": not no_verify}

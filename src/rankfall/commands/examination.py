@@ -71,7 +71,7 @@ def examination(
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.examination import estimate_examination
-    from rankfall.reporting.examination_table import terminal_examination
+    from rankfall.reporting.inspection import terminal_examination
 
     if out is not None and out.exists() and not force:
         raise ValueError(f"out: {out} exists already; --force replaces it")

@@ -106,7 +106,7 @@ def plan(
 
 def _show(result: PlanResult, run: Path, out: Path | None) -> None:
     """Print the plan, what to do with it, and which files were written."""
-    from rankfall.reporting.plan_table import terminal_plan
+    from rankfall.reporting.diagnosis import terminal_plan
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 

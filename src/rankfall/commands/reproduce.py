@@ -142,7 +142,7 @@ def _source(reproduction: Reproduction, data: str | None) -> DataSource:
 
 
 def _show(result: ReproductionResult) -> None:
-    from rankfall.reporting.comparison_table import terminal_table
+    from rankfall.reporting.comparison import terminal_table
 
     report = result.report
     for title, comparison in report.comparisons:
@@ -162,7 +162,7 @@ def _show_title(title: str) -> None:
 
 def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
     """Print a table; the text of the column `wrapped` may have several lines."""
-    from rankfall.reporting.folding import FoldedTable
+    from rankfall.reporting.terminal import FoldedTable
 
     _show_title(sheet.title)
     table = Table(box=box.SIMPLE_HEAD)

@@ -100,7 +100,7 @@ def stream(
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
     options |= {"items": items, "verify": not no_verify}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
-    from rankfall.reporting.stream_table import terminal_stream
+    from rankfall.reporting.comparison import terminal_stream
 
     if as_json:
         print_json(result.to_json())

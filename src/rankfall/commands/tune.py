@@ -109,7 +109,7 @@ def tune(
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.search_table import terminal_search
+        from rankfall.reporting.inspection import terminal_search
 
         print_result(terminal_search(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
@@ -119,7 +119,7 @@ def tune(
 
 def _end(result: SearchResult, out: Path) -> None:
     """Print failed trials and the next command, and exit with code 1 if no trial was completed."""
-    from rankfall.reporting.search_table import settings_text
+    from rankfall.reporting.inspection import settings_text
 
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.reporting.chart import figures_in
-from rankfall.reporting.comparison_page import comparison_content, comparison_page
-from rankfall.reporting.comparison_table import csv_table, markdown_table
-from rankfall.reporting.page import GENERATOR
-from rankfall.reporting.run_page import run_content, run_page
-from rankfall.reporting.stream_page import stream_content, stream_page
-from rankfall.reporting.stream_table import markdown_tables
+from rankfall._tables import Tables, draws
+from rankfall.reporting.charts import figures_in
+from rankfall.reporting.comparison import (
+    comparison_content,
+    comparison_page,
+    csv_table,
+    intervals_chart,
+    main_metric,
+    markdown_table,
+    markdown_tables,
+    stream_content,
+    stream_figure,
+    stream_page,
+)
+from rankfall.reporting.diagnosis import front_chart
+from rankfall.reporting.funnel import funnel_of_summary
+from rankfall.reporting.html import GENERATOR
+from rankfall.reporting.inspection import search_figure
+from rankfall.reporting.run import run_content, run_page
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
 from rankfall.storage.trust import stored_code
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
-from rankfall.studies.results import ComparisonResult, SplitEvaluation, StreamResult
+from rankfall.studies.plan.plan_result import PlanResult
+from rankfall.studies.results import ComparisonResult, EvaluationSummary, SearchResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
 from rankfall.training.run_directory import CONFIG, REPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.reporting.chart import Chart
+    from rankfall.reporting.charts import Chart
+
 
 _NO_RESULT = (
     f"{{path}} is neither a run nor a comparison nor a stream: it has no {CONFIG} (from 'rankfall train'), no "
@@ -139,3 +153,38 @@ def _check_replaceable(out: Path) -> None:
         and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")
     ):
         raise ValueError(f"out: {out} exists and is not a report; name another file")
+
+
+AnyTables = TypeVar("AnyTables", bound=Tables)
+
+
+def shown_in(result: AnyTables, directory: Path | None) -> AnyTables:
+    """Return a result that knows the directory of its files, and that notebooks show with its figure."""
+    return result.stored_in(directory)
+
+
+@draws(EvaluationSummary)
+def _funnel(result: EvaluationSummary) -> str | None:
+    return funnel_of_summary(result).svg() if result.funnel else None
+
+
+@draws(ComparisonResult)
+def _intervals(result: ComparisonResult) -> str | None:
+    chart = intervals_chart(result, main_metric(result))
+    return chart.svg() if chart else None
+
+
+@draws(StreamResult)
+def _curves(result: StreamResult) -> str | None:
+    return stream_figure(result).svg() if any(day.methods for day in result.days) else None
+
+
+@draws(SearchResult)
+def _history(result: SearchResult) -> str | None:
+    figure = search_figure(result, result.directory.name if result.directory else result.metric)
+    return figure.svg() if figure else None
+
+
+@draws(PlanResult)
+def _front(result: PlanResult) -> str | None:
+    return front_chart(result).svg() if result.front else None

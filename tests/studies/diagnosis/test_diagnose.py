@@ -13,9 +13,8 @@ from rich.console import Console
 
 import rankfall as rf
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.reporting.diagnosis_section import diagnosis_section
-from rankfall.reporting.diagnosis_table import terminal_diagnosis
-from rankfall.reporting.page import _environment
+from rankfall.reporting.diagnosis import diagnosis_section, terminal_diagnosis
+from rankfall.reporting.html import _environment
 from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.evaluate import collect_scores

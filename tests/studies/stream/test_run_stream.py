@@ -22,8 +22,7 @@ from rich.console import Console
 from scipy import stats
 
 from rankfall._config import ConfigError
-from rankfall.reporting.stream_page import stream_figure
-from rankfall.reporting.stream_table import markdown_tables, terminal_stream
+from rankfall.reporting.comparison import markdown_tables, stream_figure, terminal_stream
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.comparison_plan import validated
 from rankfall.studies.evaluate import evaluate_run

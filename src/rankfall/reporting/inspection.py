@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from rankfall.reporting.folding import FoldedTable
+from rankfall.reporting.terminal import FoldedTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from rankfall.data.inspect.inspection import Bin, Inspection, LogWarning
+    from rankfall.examination import ExaminationCurve
+    from rankfall.reporting.figures import SearchHistory
+    from rankfall.studies.results import SearchResult, TrialResult
+
 
 BAR = 40  # characters of the longest bar of a histogram
 
@@ -24,7 +28,7 @@ BAR = 40  # characters of the longest bar of a histogram
 def terminal_inspection(inspection: Inspection) -> Iterator[RenderableType]:
     """Yield the tables of an inspection, folded to the width of the terminal, and its warnings."""
     for part in _parts(inspection):
-        yield FoldedTable(part) if isinstance(part, Table) else part
+        yield FoldedTable(part) if isinstance(part, RichTable) else part
 
 
 def _parts(inspection: Inspection) -> Iterator[RenderableType]:
@@ -43,8 +47,8 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     yield terminal_warnings(inspection.warnings)
 
 
-def _table(title: str, left: list[str], right: list[str]) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
+def _table(title: str, left: list[str], right: list[str]) -> RichTable:
+    table = RichTable(title=title, title_justify="left", caption_justify="left")
     for heading in left:
         table.add_column(heading, style="cyan")
     for heading in right:
@@ -61,7 +65,7 @@ def _headline(inspection: Inspection) -> RenderableType:
     )
 
 
-def _days(inspection: Inspection) -> Table:
+def _days(inspection: Inspection) -> RichTable:
     headings = ["impressions", "items", "first", "last", "list length", "relevant", "without"]
     table = _table(f"days, times in {inspection.zone}", ["day"], headings)
     for day in inspection.days:
@@ -80,7 +84,7 @@ def _days(inspection: Inspection) -> Table:
     return table
 
 
-def _stages(inspection: Inspection) -> Table:
+def _stages(inspection: Inspection) -> RichTable:
     table = _table(
         "stages, first to last", ["stage"], ["items", "per impression", "sample", "fewer", "none", "relevant"]
     )
@@ -110,7 +114,7 @@ def _uses_of_labels(inspection: Inspection) -> dict[str, str]:
     }
 
 
-def _histogram(label: str, bins: list[Bin]) -> Table:
+def _histogram(label: str, bins: list[Bin]) -> RichTable:
     table = _table(label, ["value"], ["items", "share"])
     table.add_column("")
     total, most = sum(one.count for one in bins), max((one.count for one in bins), default=1)
@@ -121,14 +125,14 @@ def _histogram(label: str, bins: list[Bin]) -> Table:
     return table
 
 
-def _feedback(inspection: Inspection) -> Table:
+def _feedback(inspection: Inspection) -> RichTable:
     table = _table("feedback", ["share of items"], list(inspection.days[0].feedback))
     for day in inspection.days:
         table.add_row(day.name, *(f"{share:.2%}" for share in day.feedback.values()))
     return table
 
 
-def _ids(inspection: Inspection) -> Table:
+def _ids(inspection: Inspection) -> RichTable:
     headings = ["values", "different", "of", "missing", "never seen"]
     table = _table("ids", ["feature", "embedding"], headings)
     for ids in inspection.ids:
@@ -145,7 +149,7 @@ def _ids(inspection: Inspection) -> Table:
     return table
 
 
-def _numbers(inspection: Inspection) -> Table:
+def _numbers(inspection: Inspection) -> RichTable:
     table = _table("numbers", ["feature"], ["values", "min", "mean", "max", "deviation", "missing", "replaced"])
     for numbers in inspection.numbers:
         table.add_row(
@@ -159,7 +163,7 @@ def _numbers(inspection: Inspection) -> Table:
     return table
 
 
-def _sequences(inspection: Inspection) -> Table:
+def _sequences(inspection: Inspection) -> RichTable:
     table = _table("sequences", ["sequence"], ["shortest", "mean", "longest", "maximum", "empty"])
     for sequence in inspection.sequences:
         lengths = sequence.lengths
@@ -195,3 +199,94 @@ def _share(count: int, of: int) -> str:
     """Return a percentage that is 0 only if the count is 0."""
     share = f"{count / max(of, 1):.1%}"
     return "0" if not count else "<0.1%" if share == "0.0%" else share
+
+
+def terminal_examination(curve: ExaminationCurve) -> RenderableType:
+    """Return the positions with their shows, the naive and the estimated examination, and notes."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for heading in ("position", "shows", "clicks", "naive", "estimate", "95 % interval"):
+        table.add_column(heading, justify="right", style="cyan" if heading == "position" else None)
+    for point in curve.points:
+        table.add_row(
+            str(point.position),
+            f"{point.shows:,}",
+            f"{point.clicks:,}",
+            f"{point.naive:.3f}",
+            f"{point.examination:.3f}",
+            "" if point.position == 0 else f"{point.low:.3f} to {point.high:.3f}",
+        )
+    given = f" given {', '.join(curve.given)}" if curve.given else ""
+    lines = [
+        f"Rates are relative to the first position. Estimated by {curve.method}{given}; intervals from "
+        f"{curve.resamples} bootstrap samples of {curve.resampled}.",
+        *(f"note: {note}" for note in curve.notes),
+    ]
+    headline = Text(f"{curve.log}: examination of positions, by {curve.feedback} of {curve.requests:,} requests")
+    return Group(headline, table, *map(Text, lines))
+
+
+_STATES = ("complete", "pruned", "running", "failed")
+
+
+def terminal_search(result: SearchResult) -> RenderableType:
+    """Return the trials: complete ones, the best first, then those that were pruned or failed."""
+    from rich.text import Text
+
+    from rankfall.reporting.terminal import FoldedTable, plain_table
+
+    table = plain_table(gap=2)
+    keys = list(result.search)
+    for column in ("trial", "state", result.metric, *keys):
+        table.add_column(column)
+    for trial in _ordered(result):
+        is_best = result.best is not None and trial.trial == result.best.trial
+        value = trial_value(trial) + (" <" if is_best else "")
+        settings = [setting_text(trial.settings.get(key)) for key in keys]
+        style = "bold" if is_best else "" if trial.state == "complete" else "red" if trial.error else "dim"
+        table.add_row(*(Text(cell) for cell in (str(trial.trial), trial.state, value, *settings)), style=style)
+    return FoldedTable(table)
+
+
+def search_figure(result: SearchResult, name: str) -> SearchHistory | None:
+    """Return the figure of a search, or None if no trial has a value."""
+    from rankfall.reporting.figures import SearchHistory
+
+    if all(trial.value is None for trial in result.trials):
+        return None
+    count, pruned = len(result.trials), sum(trial.state == "pruned" for trial in result.trials)
+    return SearchHistory(
+        rows=[trial.to_json() for trial in result.trials],
+        title=f"Search in {name}",
+        subtitle=f"{count} trial{'s' * (count != 1)}, {pruned} of them pruned",
+        metric=f"validation {result.metric}",
+        higher_is_better=result.higher_is_better,
+        logarithmic=[key for key, values in result.search.items() if isinstance(values, dict) and values.get("log")],
+    )
+
+
+def trial_value(trial: TrialResult) -> str:
+    """Return the value of a trial as text, empty if it has none."""
+    return "" if trial.value is None else f"{trial.value:.4f}"
+
+
+def settings_text(settings: dict[str, Any]) -> str:
+    """Return settings as ``key=value`` words."""
+    return " ".join(f"{key}={setting_text(value)}" for key, value in settings.items())
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as YAML, numbers with four digits."""
+    from rankfall.reporting.blocks import flow
+
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else "" if value is None else flow(value).removesuffix("\n...")
+
+
+def _ordered(result: SearchResult) -> list[TrialResult]:
+    sign = -1 if result.higher_is_better else 1
+    return sorted(result.trials, key=lambda trial: (_STATES.index(trial.state), sign * (trial.value or 0.0)))

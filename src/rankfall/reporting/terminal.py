@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
 
+
 _ANY_WIDTH = 1 << 16  # wider than any table
 
 

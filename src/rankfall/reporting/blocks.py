@@ -1,54 +1,71 @@
-"""HTML pages: Jinja templates, and the tables in them.
-
-A page is one file: style and charts are part of it, and it loads nothing. Charts are as wide as the page. Labels are
-above the things they name, not beside them, so that pages fit a phone. A table wider than the page scrolls by itself,
-and its first column stays in place.
-"""
+"""Tables and tiles, and figures with their 95 % intervals as text."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rankfall import __version__
-from rankfall.reporting.chart import breakable
-from rankfall.reporting.svg import LIGHT
 from rankfall.training.config.component_checks import higher_is_better, shown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from jinja2 import Environment
-
-    from rankfall.reporting.comparison_table import Cell as MetricCell
+    from rankfall.reporting.comparison import MetricCell
     from rankfall.training.cascade_metrics import Estimate
 
     Row = Sequence[str | "Cell"]
 
+UP, DOWN = "↑", "↓"  # higher is better, lower is better
+
+
+def with_interval(one: Estimate, shape: str = ".4f") -> str:
+    """Return a figure and its interval, which is left out if it is unknown.
+
+    Args:
+        one: The figure.
+        shape: Format of the numbers, such as ``"+.4f"`` for differences.
+    """
+    if math.isnan(one.low):
+        return f"{one.value:{shape}}"
+    return f"{one.value:{shape}} [{one.low:{shape}}, {one.high:{shape}}]"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent with one decimal, "-" for NaN."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def percents(one: Estimate) -> str:
+    """Return a share and its interval in percent."""
+    return percent(one.value) if math.isnan(one.low) else f"{percent(one.value)} [{_ends(one, ', ')}]"
+
+
+def percent_ends(one: Estimate) -> str:
+    """Return the interval of a share in percent, nothing if it is unknown."""
+    return "" if math.isnan(one.low) else _ends(one, " to ")
+
+
+def _ends(one: Estimate, between: str) -> str:
+    return f"{100 * one.low:.1f}{between}{100 * one.high:.1f}"
+
+
+def short(number: float) -> str:
+    """Return a number with three decimals and no leading zero, for narrow columns."""
+    text = f"{number:.3f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def estimate(value: float, low: float, high: float) -> str:
+    """Return a figure with its interval."""
+    return f"{short(value)} [{short(low)}, {short(high)}]"
+
+
 ARROWS = "↑ higher is better, ↓ lower is better."
 _SHORT = 14  # letters of a name that is not wrapped, enough for a date
-GENERATOR = '<meta name="generator" content="rankfall'  # identifies our pages
-
-
-def render(template: str, title: str, **content: Any) -> str:
-    """Return the page of a template."""
-    return _environment().get_template(template).render(title=title, version=__version__, **content)
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("rankfall.reporting", "templates")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=False)
-    environment.filters["breakable"] = breakable
-    environment.globals["light"] = LIGHT
-    return environment
 
 
 # --- tables -------------------------------------------------------------------------------------------------------

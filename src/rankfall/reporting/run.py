@@ -11,12 +11,10 @@ import pyarrow.parquet as pq
 
 from rankfall._config import Result
 from rankfall.reporting import charts
-from rankfall.reporting.advice import advise
-from rankfall.reporting.comparison_table import short
-from rankfall.reporting.diagnosis_section import diagnosis_section
-from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_of
-from rankfall.reporting.page import (
+from rankfall.reporting.blocks import (
     ARROWS,
+    DOWN,
+    UP,
     Cell,
     Table,
     Tile,
@@ -24,33 +22,164 @@ from rankfall.reporting.page import (
     directions,
     estimate_cell,
     flow,
-    render,
     sentences,
+    short,
     words,
 )
-from rankfall.reporting.plan_section import plan_section
+from rankfall.reporting.diagnosis import advise, diagnosis_section, plan_section
+from rankfall.reporting.funnel import funnel_chart, stages_in, steps_of
+from rankfall.reporting.html import render
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import CHANCE
-from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
+from rankfall.training.config.component_checks import ALONE, JOINT, SHOWN, higher_is_better, shown_name
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.methods import method_of
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
+    from rich.console import RenderableType
+    from rich.table import Table as RichTable
 
-    from rankfall.reporting.chart import Chart
-    from rankfall.reporting.funnel_chart import Step
-    from rankfall.training.cascade_metrics import ListFigures, StageFigures
+    from rankfall.reporting.charts import Chart
+    from rankfall.reporting.funnel import Step
+    from rankfall.reporting.terminal import FoldedTable
+    from rankfall.studies.results import EvaluationSummary
+    from rankfall.training.cascade_metrics import Estimate, ListFigures, StageFigures
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
 
     Points = dict[str, list[tuple[float, float]]]
+
+
+def terminal_evaluation(summary: EvaluationSummary, title: str) -> RenderableType:
+    """Return the funnel, the metrics with intervals and chance levels, and notes about lists that do not count."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lists = "lists" if summary.funnel is None else "impressions"
+    headline = Text(f"{title}: {summary.impressions:,} {lists}")
+    warnings = [Text(f"warning: {text}", style="yellow") for text in summary.warnings]
+    return Group(headline, *warnings, *_tables(summary), *map(Text, _notes(summary)))
+
+
+def _tables(summary: EvaluationSummary) -> Iterator[FoldedTable]:
+    names = list(summary.metrics)
+    if summary.funnel is None:
+        yield _metrics_table(summary, names, "")
+        return
+    yield _funnel_table(summary.funnel, summary.production, counted(summary))
+    alone = [name for name in names if f"/{ALONE}/" in name]
+    in_funnel = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
+    last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
+    shown = [name for name in names if f"/{SHOWN}/" in name]
+    joint = [name for name in names if name not in (*alone, *in_funnel, *shown) and not name.startswith(last)]
+    yield _metrics_table(summary, joint, "the whole cascade, and what is left after each stage")
+    if alone:
+        yield _metrics_table(summary, alone, "each stage alone, over the whole list")
+    if shown:
+        yield _metrics_table(summary, shown, "each stage alone, within the items that were shown")
+
+
+def counted(summary: EvaluationSummary) -> int:
+    """Return the number of impressions that count: those with a relevant item."""
+    return summary.impressions - summary.undefined["joint_recall"]
+
+
+def _funnel_table(
+    figures: Sequence[StageFigures], production: Sequence[StageFigures] | None, count: int
+) -> FoldedTable:
+    table = _table(f"what each stage keeps of the relevant items that arrive, n = {count:,}", "stage")
+    of_production = {one.stage: one for one in production or ()}
+    headings = ["keeps", "arrived", f"kept {UP} [95 %]", "chance", f"lost {DOWN}", "of all\nlosses"]
+    for heading in (*headings, *([f"production\nkept {UP}"] if of_production else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in figures:
+        row = [f"{one.quota:,}", f"{one.entered:,.1f}", f"{_share(one.kept.value)}{_interval(one.kept)}"]
+        row += [_share(one.chance), _share(one.lost.value), _percent(one.loss_share.value)]
+        if of_production:
+            row.append(_share(of_production[one.stage].kept.value) if one.stage in of_production else "")
+        table.add_row(one.stage, *row)
+    return _folded(table)
+
+
+def _metrics_table(summary: EvaluationSummary, names: Sequence[str], title: str) -> FoldedTable:
+    table = _table(title, "metric")
+    for heading in ("mean", "95 % interval", "chance", "n"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in names:
+        low, high = summary.intervals.get(name, (math.nan, math.nan))
+        table.add_row(
+            f"{shown_name(name)} {UP if higher_is_better(name) else DOWN}",
+            _number(summary.metrics[name]),
+            "" if math.isnan(low) else f"{low:.4f} to {high:.4f}",
+            _number(summary.chance[name]),
+            f"{summary.impressions - summary.undefined[name]:,}",
+        )
+    return _folded(table)
+
+
+def _table(title: str, first: str) -> RichTable:
+    from rich.table import Table as RichTable
+
+    table = RichTable(title=title or None, title_justify="left", title_style="italic")
+    table.add_column(first, style="cyan", no_wrap=True)
+    return table
+
+
+def _folded(table: RichTable) -> FoldedTable:
+    """Return a table that continues below where the line ends, so that no number is cut."""
+    from rankfall.reporting.terminal import FoldedTable
+
+    return FoldedTable(table)
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4f}"
+
+
+def _share(value: float) -> str:
+    """Return a share with three digits; without a zero before the point the table fits into 80 columns."""
+    return "" if math.isnan(value) else f"{value:.3f}".removeprefix("0")
+
+
+def _percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{share:.0%}"
+
+
+def _interval(estimate: Estimate) -> str:
+    return "" if math.isnan(estimate.low) else f" [{_share(estimate.low)}, {_share(estimate.high)}]"
+
+
+def _needs_a_relevant_item(metric: str) -> bool:
+    """Return whether a metric is undefined exactly on lists without a relevant item: not pairs, value or feedback."""
+    return metric == "joint_recall" or ("/" not in metric and not metric.startswith(("opa", "joint")))
+
+
+def _notes(summary: EvaluationSummary) -> Iterator[str]:
+    what = "document" if summary.funnel is None else "item"
+    without = max((count for name, count in summary.undefined.items() if _needs_a_relevant_item(name)), default=0)
+    if without:
+        yield f"{without:,} of {summary.impressions:,} have no relevant {what} and are excluded from the means"
+    if len(set(summary.undefined.values())) > 1:
+        yield "n: on how many of them a metric is defined"
+    for stage, whole in (summary.kept_whole or {}).items():
+        if whole:
+            yield (
+                f"{whole:,} of {counted(summary):,} that count are not longer than the quota of {stage}, which drops "
+                "none of their items"
+            )
+    if any(not math.isnan(low) for low, _ in summary.intervals.values()):
+        unit = "lists" if summary.funnel is None else summary.resampled
+        yield f"{UP} higher is better, {DOWN} lower is better; intervals: bootstrap over {unit}"
+    if summary.production_note:
+        yield f"production: {summary.production_note}"
+
 
 WORST = 10  # lists that are shown
 BINS = 10
@@ -159,7 +288,7 @@ def _evaluation_parts(run: Path, measured: Path, config: TrainConfig, evaluated:
         "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
         "plan": _plan_parts(plan, summary.warnings) if plan else None,
         "stages": _stages_table(summary.funnel) if summary.funnel else None,
-        "metrics": _metrics_table(evaluated, hidden=steps),
+        "metrics": _page_metrics(evaluated, hidden=steps),
         "histogram": histogram,
         "quantiles": quantiles,
         "worst": None if diagnosis and diagnosis.worst_requests else _worst_table(evaluated, metric),
@@ -262,7 +391,7 @@ def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
     names.sort(key=lambda name: name != metric)
     better = directions(names)
     return [
-        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _notes(summary, name))
+        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _tile_notes(summary, name))
         for name in names[:TILES]
     ]
 
@@ -272,7 +401,7 @@ def _kept_tile(one: StageFigures) -> Tile:
     return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
 
 
-def _notes(summary: SplitEvaluation, name: str) -> list[str]:
+def _tile_notes(summary: SplitEvaluation, name: str) -> list[str]:
     ends = summary.intervals.get(name)
     notes = [f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []
     return [*notes, f"chance {short(summary.chance[name])}"]
@@ -286,7 +415,7 @@ def _headline_note(evaluated: _Evaluated) -> str:
     return f"{text}. {ARROWS}"
 
 
-def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
+def _page_metrics(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
     """Return all metrics but those of the funnel, which the picture shows."""
     summary = evaluated.summary
     undefined = max(summary.undefined.values())
