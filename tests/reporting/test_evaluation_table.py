@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from rankfall.reporting.run import terminal_evaluation
+from rankfall.reporting.run import evaluation_blocks
+from rankfall.reporting.terminal import show
 from rankfall.studies.results import EvaluationSummary
 from rankfall.training.cascade_metrics import MeasuredFunnel, stage_figures
 from rankfall.training.config.component_checks import measures
@@ -23,7 +24,7 @@ STAGES, QUOTAS = ["retrieval", "ranking"], [20, 5]
 
 def printed(summary: EvaluationSummary, width: int = 120) -> str:
     file = io.StringIO()
-    Console(width=width, file=file).print(terminal_evaluation(summary, "run, test"))
+    Console(width=width, file=file).print(show(evaluation_blocks(summary, "run, test")))
     return file.getvalue()
 
 
@@ -69,8 +70,8 @@ def test_the_funnel_comes_first_and_every_figure_once() -> None:
         f"{first.entered:.1f}",
         f"{short(first.kept.value)} [{short(first.kept.low)}, {short(first.kept.high)}]",
         short(first.chance),
-        short(first.lost.value),
-        f"{first.loss_share.value:.0%}",
+        f"{short(first.lost.value)} [{short(first.lost.low)}, {short(first.lost.high)}]",
+        f"{first.loss_share.value:.0%} [{first.loss_share.low:.0%}, {first.loss_share.high:.0%}]",
     ]
     assert found["ranking"][2].startswith(f"{short(second.kept.value)} [")
     assert found["joint_recall ↑"][0] == f"{summary.metrics['joint_recall']:.4f}"

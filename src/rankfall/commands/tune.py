@@ -109,9 +109,10 @@ def tune(
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.inspection import terminal_search
+        from rankfall.reporting.inspection import search_blocks
+        from rankfall.reporting.terminal import show
 
-        print_result(terminal_search(result))
+        print_result(show(search_blocks(result)))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
     print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     _end(result, out)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
-
-from rankfall.reporting.blocks import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,6 +47,17 @@ def color(number: int) -> str:
 def with_light_colors(svg: str) -> str:
     """Replace the CSS variables by the colours of light mode."""
     return re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], svg)
+
+
+def short(number: float) -> str:
+    """Return a number with three decimals and no leading zero, for narrow columns."""
+    text = f"{number:.3f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def estimate(value: float, low: float, high: float) -> str:
+    """Return a figure with its interval."""
+    return f"{short(value)} [{short(low)}, {short(high)}]"
 
 
 # --- scales -------------------------------------------------------------------------------------------------------
@@ -343,27 +352,6 @@ class Chart:
             parts.append(text_at(x + 20, y + 11, key.name))
             x += wide
         return parts, y + _CHART_LINE + 8 if self.legend else 0.0
-
-
-def figures_in(content: Mapping[str, Any]) -> dict[str, Chart]:
-    """Return the charts in the content of a page, by the names of their files."""
-    found: dict[str, Chart] = {}
-    for chart in _charts(content):
-        name, number = chart.name, 2
-        while name in found:
-            name, number = f"{chart.name}-{number}", number + 1
-        found[name] = chart
-    return found
-
-
-def _charts(content: Any) -> Iterator[Chart]:
-    if isinstance(content, Chart):
-        yield content
-    elif is_dataclass(content):
-        yield from _charts([getattr(content, field.name) for field in fields(content)])
-    elif isinstance(content, dict | list | tuple):
-        for value in content.values() if isinstance(content, dict) else content:
-            yield from _charts(value)
 
 
 def breakable(name: str) -> Markup:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from rankfall._tables import Tables, draws
-from rankfall.reporting.charts import figures_in
+from rankfall.reporting.blocks import figures_in
 from rankfall.reporting.comparison import (
-    comparison_content,
     comparison_page,
+    comparison_page_blocks,
     csv_table,
     intervals_chart,
     main_metric,
     markdown_table,
     markdown_tables,
-    stream_content,
     stream_figure,
     stream_page,
+    stream_page_blocks,
 )
 from rankfall.reporting.diagnosis import front_chart
 from rankfall.reporting.funnel import funnel_of_summary
-from rankfall.reporting.html import GENERATOR
+from rankfall.reporting.html import GENERATOR, page
 from rankfall.reporting.inspection import search_figure
-from rankfall.reporting.run import run_content, run_page
+from rankfall.reporting.run import run_page_blocks
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
 from rankfall.storage.trust import stored_code
@@ -82,7 +82,7 @@ def write_evaluation_report(run: Path, measured: Path, *, trust: bool = False) -
     """
     out = measured / REPORT
     with stored_code(run, trust=trust):
-        _write_page(run_page(run, measured), out)
+        _write_page(page(*run_page_blocks(run, measured)), out)
     return out
 
 
@@ -93,7 +93,7 @@ def page_of(path: Path) -> str:
     if (path / STREAM).is_file():
         return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
-        return run_page(path)
+        return page(*run_page_blocks(path))
     raise ValueError(_NO_RESULT.format(path=path))
 
 
@@ -106,12 +106,12 @@ def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
     """
     if (path / COMPARISON).is_file():
         result = ComparisonResult.load(path / COMPARISON)
-        return figures_in(comparison_content(result, _evaluations(result, path)))
+        return figures_in(comparison_page_blocks(result, _evaluations(result, path)))
     if (path / STREAM).is_file():
-        return figures_in(stream_content(StreamResult.load(path / STREAM)))
+        return figures_in(stream_page_blocks(StreamResult.load(path / STREAM)))
     if (path / CONFIG).is_file():
         with stored_code(path, trust=trust):
-            return figures_in(run_content(path))
+            return figures_in(run_page_blocks(path)[1])
     raise ValueError(_NO_RESULT.format(path=path))
 
 

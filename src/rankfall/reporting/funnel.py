@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rankfall.reporting.blocks import estimate, short
 from rankfall.reporting.charts import (
     GONE,
     INK,
@@ -25,10 +24,12 @@ from rankfall.reporting.charts import (
     Scale,
     Strip,
     color,
+    estimate,
     line,
     on_axis,
     pointer,
     rect,
+    short,
     text,
 )
 from rankfall.training.config.component_checks import JOINT
