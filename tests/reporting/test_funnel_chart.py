@@ -15,6 +15,7 @@ from rankfall.reporting.funnel import Step, funnel_chart, funnel_panels, steps_f
 from rankfall.training.cascade_metrics import Estimate, StageFigures
 
 if TYPE_CHECKING:
+    from rankfall.reporting.blocks import Block
     from rankfall.reporting.charts import Chart
 
 
@@ -143,7 +144,7 @@ def test_a_chart_is_a_file_with_the_same_numbers() -> None:
 
 def test_files_have_different_names() -> None:
     chart = funnel_chart(steps_of(funnel()))
-    blocks = [chart, Section("b", [Columns([[Text("text")], [chart]]), Details("c", [chart])])]
+    blocks: list[Block] = [chart, Section("b", [Columns([[Text("text")], [chart]]), Details("c", [chart])])]
     assert list(figures_in(blocks)) == ["funnel", "funnel-2", "funnel-3"]
 
 

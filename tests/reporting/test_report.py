@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from rankfall.reporting import charts as svg
-from rankfall.reporting.comparison import comparison_page, stream_figure
-from rankfall.reporting.files import page_of
+from rankfall.reporting.comparison import comparison_page_blocks, stream_figure
+from rankfall.reporting.files import blocks_of
+from rankfall.reporting.html import page
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
 from rankfall.training.config.component_checks import shown_name
 from support.cascades import content, liked_log
@@ -316,7 +317,7 @@ def test_repeated_comparison_changes_nothing(comparison: Path, monkeypatch: pyte
 def test_what_failed_is_said() -> None:
     failure = RunFailure("ICC", "all seed 0", "the loss became <NaN>")
     result = ComparisonResult(["joint_recall"], [0], {"all": {}}, incomplete=["ICC"], failed=[failure])
-    text = comparison_page(result, title="Nothing")
+    text = page("Nothing", comparison_page_blocks(result))
     assert "No method finished." in text
     assert "all seed 0: the loss became &lt;NaN&gt;" in text
     ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
@@ -326,7 +327,7 @@ def read(result: ComparisonResult | StreamResult, directory: Path) -> Page:
     """The page of a result that was made up."""
     kind = "stream" if isinstance(result, StreamResult) else "comparison"
     result.save(directory / f"{kind}.json")
-    (directory / "report.html").write_text(page_of(directory))
+    (directory / "report.html").write_text(page(*blocks_of(directory)))
     return Page(directory / "report.html")
 
 
@@ -396,7 +397,7 @@ def test_no_p_value_is_nothing(comparison: Path) -> None:
         replace(verdict, over_queries=replace(verdict.over_queries, adjusted_p_value=0.0))
         for verdict in result.verdicts
     ]
-    assert "&lt;1e-99" in comparison_page(replace(result, verdicts=verdicts), title="Clear")
+    assert "&lt;1e-99" in page("Clear", comparison_page_blocks(replace(result, verdicts=verdicts)))
 
 
 def tables(page: Page) -> list[list[list[str]]]:

@@ -69,8 +69,8 @@ class Cell:
     ends: tuple[str, str] | None = None  # of the 95 % interval
 
     def line(self, between: str = " ") -> str:
-        """Return the cell as text, with its interval in brackets."""
-        number = " ".join(filter(None, [f"{self.text}{self.spread}", self.mark]))
+        """Return the cell as text, with its interval in brackets, and "<" if it is the best."""
+        number = " ".join(filter(None, [f"{self.text}{self.spread}", self.mark, "<" * (self.kind == "best")]))
         return f"{number}{between}[{', '.join(self.ends)}]" if self.ends else number
 
     @property
@@ -95,7 +95,9 @@ class Table:
         staged: Write "retrieval/alone/recall" and "retrieval/lost" below a common heading "retrieval".
         better: By heading or name of a row, the direction of better values, see :func:`directions`.
         page_only: Headings of columns that a terminal leaves out.
+        numbers_only: Headings of columns whose intervals a terminal leaves out.
         framed: Whether a terminal draws a frame.
+        only: Where it is shown; everywhere by default.
     """
 
     head: Sequence[str]
@@ -106,7 +108,9 @@ class Table:
     staged: bool = False
     better: Mapping[str, str] = field(default_factory=dict)
     page_only: Sequence[str] = ()
+    numbers_only: Sequence[str] = ()
     framed: bool = True
+    only: Literal["", "terminal"] = ""
 
     def cells(self) -> Iterator[tuple[bool, list[Cell]]]:
         """Yield whether each row is soft, and its cells."""
@@ -147,10 +151,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks that are folded below their summary on a page. Terminals leave them out."""
+    """Blocks that are folded below their summary on a page. Terminals leave them out, or print them unfolded."""
 
     summary: str
     blocks: Sequence[Block]
+    printed: bool = False
 
 
 Block: TypeAlias = Text | Steps | Code | Table | Tiles | Chart | Section | Columns | Details

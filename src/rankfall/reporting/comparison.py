@@ -28,7 +28,6 @@ from rankfall.reporting.charts import short, whole_ticks
 from rankfall.reporting.diagnosis import advice_blocks
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel import funnel_panels, has_funnel, method_steps, stages_in, steps_of
-from rankfall.reporting.html import page
 from rankfall.studies.compare import LEVEL, decide
 from rankfall.studies.results import ComparisonResult
 from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
@@ -80,53 +79,49 @@ def comparison_blocks(result: MethodTable) -> list[Block]:
     return [_methods_table(result), *claims, *([tests] if tests else []), Text(finding(result, metric))]
 
 
-def comparison_page(
+def comparison_page_blocks(
     result: ComparisonResult,
     *,
-    title: str,
     about: str = "",
     config: str = "",
     command: str = "",
     measured: Sequence[EvaluationSummary] = (),
     advice: Advice | None = None,
-) -> str:
-    """Return the page of a comparison as HTML.
+) -> list[Block]:
+    """Return the blocks of the page of a comparison.
 
     Args:
         result: the result.
-        title: title of the page.
         about: a sentence about what was compared.
         config: the configuration as YAML.
         command: a command that repeats the comparison.
         measured: evaluations of the runs, for quotas and the funnel of production.
         advice: what to do next, for the end of the page.
     """
-    blocks = comparison_page_blocks(result, measured)
-    blocks += [Section("What to do next", advice_blocks(advice))] if advice else []
-    return page(title, [*_about_text(about), *blocks, *_how_to_repeat(command, config)])
-
-
-def comparison_page_blocks(result: ComparisonResult, measured: Sequence[EvaluationSummary] = ()) -> list[Block]:
-    """Return the blocks of a page that show the result of a comparison."""
     first = next((one for one in measured if one.funnel), None)
     quotas = {one.stage: one.quota for one in first.funnel or ()} if first else None
-    about = f"Shares of the relevant items, means over {result.unit}."
     production = first.production if first else None
-    funnels = _method_funnels(result.methods, main_metric(result), quotas=quotas, production=production, caption=about)
-    return _page_blocks(result, funnels, [], _settings_table(result))
+    caption = f"Shares of the relevant items, means over {result.unit}."
+    funnels = _method_funnels(
+        result.methods, main_metric(result), quotas=quotas, production=production, caption=caption
+    )
+    further: list[Block] = [Section("What to do next", advice_blocks(advice))] if advice else []
+    return [
+        *([Text(about, "soft")] if about else []),
+        *_page_blocks(result, funnels, [], _settings_table(result)),
+        *further,
+        *_how_to_repeat(command, config),
+    ]
 
 
 def _page_blocks(
-    result: MethodTable, funnels: Chart | None, days: Sequence[Block], settings: Table | None = None
+    result: ComparisonResult | StreamResult, funnels: Chart | None, days: Sequence[Block], settings: Table | None = None
 ) -> list[Block]:
     """Return the blocks that pages of comparisons and streams share, with those of the days of a stream."""
     metric, warnings = main_metric(result), warned(result.warnings)
     claims = "" if makes_claims(result) else f" {marks(result)}"
-    intervals, tests, failed = (
-        intervals_chart(result, metric),
-        _tests_table(result, metric),
-        failure_table(result.failed),
-    )
+    intervals, tests = intervals_chart(result, metric), _tests_table(result, metric)
+    failed = failure_table(result.failed)
     below: list[list[Block]] = [
         [Section(heading, [table])]
         for heading, table in (("Settings chosen on validation data", settings), ("Failed runs", failed))
@@ -143,10 +138,6 @@ def _page_blocks(
     ]
 
 
-def _about_text(about: str) -> list[Block]:
-    return [Text(about, "soft")] if about else []
-
-
 def _how_to_repeat(command: str, config: str) -> list[Block]:
     found: list[Block] = [Code(command)] if command else []
     found += [Code(config, name="configuration")] if config else []
@@ -161,19 +152,16 @@ def _methods_table(result: MethodTable) -> Table:
     spread = f" ± standard deviation over {runs}" * bool(runs)
     meaning = f" {marks(result, best='Bold: best mean').rstrip('.')}." * makes_claims(result)
     intervals = " In brackets: 95 % confidence intervals." * (has_few_queries(result) and not runs)
+    incomplete: list[Row] = [[name, Cell(why_incomplete(result, name), "failed")] for name in result.incomplete]
     return Table(
         ["method", *map(shown_name, names)],
-        [*method_rows(result, names), *([name, _why_incomplete_cell(result, name)] for name in result.incomplete)],
+        [*method_rows(result, names), *incomplete],
         soft=[["chance", *chance_levels(result, names)]] if result.methods else [],
         caption=f"Mean over {result.unit}{spread}.{meaning} {ARROWS}{intervals}",
         staged=True,
         better=directions(names),
         framed=False,
     )
-
-
-def _why_incomplete_cell(result: MethodTable, method: str) -> Cell:
-    return Cell(why_incomplete(result, method), "failed")
 
 
 def method_rows(result: MethodTable, metrics: Sequence[str]) -> list[Row]:
@@ -552,13 +540,8 @@ def stream_blocks(result: StreamResult) -> list[Block]:
     return [*blocks, Table(["method", "", "first", "last"], drawn, title=title, framed=False), *_days(result)]
 
 
-def stream_page(result: StreamResult, *, title: str, config: str = "", command: str = "") -> str:
-    """Return the page of a stream as HTML; `command` repeats the stream."""
-    return page(title, [*_about_text(_about(result)), *stream_page_blocks(result), *_how_to_repeat(command, config)])
-
-
-def stream_page_blocks(result: StreamResult) -> list[Block]:
-    """Return the blocks of a page that show the result of a stream, with the funnels of the last measured day."""
+def stream_page_blocks(result: StreamResult, *, config: str = "", command: str = "") -> list[Block]:
+    """Return the blocks of the page of a stream, with the funnels of the last measured day."""
     measured = [entry for entry in result.days if entry.methods]
     last = measured[-1] if measured else None
     funnels = last and _method_funnels(
@@ -570,7 +553,11 @@ def stream_page_blocks(result: StreamResult) -> list[Block]:
     chart, refused = _curves_chart(result), failure_table(result.refused)
     days: list[Block] = [chart, *_days(result)] if chart else [Text("No day has been measured yet.", "soft")]
     below = [Section("Bundles that were not written", [refused])] if refused else []
-    return _page_blocks(result, funnels or None, [Section("Day by day", days), *below])
+    return [
+        Text(_about(result), "soft"),
+        *_page_blocks(result, funnels or None, [Section("Day by day", days), *below]),
+        *_how_to_repeat(command, config),
+    ]
 
 
 def _days(result: StreamResult) -> list[Block]:
@@ -590,7 +577,8 @@ def _days(result: StreamResult) -> list[Block]:
 
 def _day_rows(result: StreamResult, missing: str = "none") -> list[Row]:
     """Return each day with a cell for each measured method, and the chance level."""
-    metric, names, rows = result.metric, _measured_methods(result), []
+    metric, names = result.metric, _measured_methods(result)
+    rows: list[Row] = []
     for entry in result.days:
         verdicts = {verdict.method: verdict for verdict in entry.verdicts if verdict.metric == metric}
         found = {method.name: method.metrics[metric] for method in entry.methods}

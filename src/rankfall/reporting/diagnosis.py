@@ -90,7 +90,7 @@ def diagnosis_blocks(result: Diagnosis) -> list[Block]:
     return [
         Text(headline, style="bold"),
         *(Text(f"{note}.", "soft") for note in result.notes),
-        findings,
+        Details("All findings", [findings], printed=True),
         _oracle_chart(result),
         *_stage_tables(result.stages),
         *(_segments_table(stage) for stage in result.stages if _unexplained(stage.segments)),
@@ -226,20 +226,21 @@ def _agreement_table(result: Diagnosis) -> list[Table]:
 def _request_blocks(requests: Sequence[LostRequest]) -> Iterator[Block]:
     """Yield a table of the requests that show each cause, and for pages a table of the items of each request."""
     rows: list[Row] = []
+    folded: list[Block] = []
     for one in requests:
         ranks = ", ".join(f"{'> ' * item.at_least}{item.rank:,}" for item in one.lost)
         rows.append([one.cause, words(one.request), f"{one.recall:.2f}", f"{one.lost_items} of {one.items}", ranks])
-    if rows:
-        head = ["cause", "request", "recall", "lost", "ranks of the lost items"]
-        yield Table(head, rows, title="Requests that show each cause")
-        yield Text("The items of these requests are in diagnosis.json and on the page.", only="terminal")
-    for one in requests:
         title = (
             f"{one.cause}: request {one.request} on {one.day}, recall {one.recall:.2f}, {one.lost_items} of "
             f"{one.items} relevant items lost by this cause"
         )
         about = ", ".join(f"{name}: {value}" for name, value in one.attributes.items())
-        yield Details(title, [*([Text(about, "soft")] if about else []), _items_table(one)])
+        folded.append(Details(title, [*([Text(about, "soft")] if about else []), _items_table(one)]))
+    if rows:
+        head = ["cause", "request", "recall", "lost", "ranks of the lost items"]
+        yield Table(head, rows, title="Requests that show each cause", only="terminal")
+        yield Text("The items of these requests are in diagnosis.json and on the page.", only="terminal")
+        yield Details("Requests that show each cause", folded)
 
 
 def _items_table(one: LostRequest) -> Table:

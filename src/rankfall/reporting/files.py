@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 from rankfall._tables import Tables, draws
 from rankfall.reporting.blocks import figures_in
 from rankfall.reporting.comparison import (
-    comparison_page,
     comparison_page_blocks,
     csv_table,
     intervals_chart,
@@ -15,7 +14,6 @@ from rankfall.reporting.comparison import (
     markdown_table,
     markdown_tables,
     stream_figure,
-    stream_page,
     stream_page_blocks,
 )
 from rankfall.reporting.diagnosis import front_chart
@@ -35,6 +33,7 @@ from rankfall.training.run_directory import CONFIG, REPORT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rankfall.reporting.blocks import Block
     from rankfall.reporting.charts import Chart
 
 
@@ -48,13 +47,13 @@ def write_comparison(result: ComparisonResult, out: Path) -> None:
     """Write ``comparison.csv``, ``comparison.md`` and ``report.html`` of a comparison to its directory."""
     write_file(out / "comparison.csv", csv_table(result))
     write_file(out / "comparison.md", markdown_table(result))
-    _write_page(_comparison_page(result, out), out / REPORT)
+    _write_page(page(*_comparison_page(result, out)), out / REPORT)
 
 
 def write_stream(result: StreamResult, out: Path) -> None:
     """Write ``stream.md`` and ``report.html`` of a stream to its directory."""
     write_file(out / TABLES, markdown_tables(result))
-    _write_page(_stream_page(result, out), out / REPORT)
+    _write_page(page(*_stream_page(result, out)), out / REPORT)
 
 
 def write_report(path: Path, out: Path | None = None, *, trust: bool = False) -> Path:
@@ -68,7 +67,7 @@ def write_report(path: Path, out: Path | None = None, *, trust: bool = False) ->
     out = out or path / REPORT
     _check_replaceable(out)
     with stored_code(path, trust=trust):
-        _write_page(page_of(path), out)
+        _write_page(page(*blocks_of(path)), out)
     return out
 
 
@@ -86,17 +85,6 @@ def write_evaluation_report(run: Path, measured: Path, *, trust: bool = False) -
     return out
 
 
-def page_of(path: Path) -> str:
-    """Return the page of a directory of a run, a comparison or a stream as HTML."""
-    if (path / COMPARISON).is_file():
-        return _comparison_page(ComparisonResult.load(path / COMPARISON), path)
-    if (path / STREAM).is_file():
-        return _stream_page(StreamResult.load(path / STREAM), path)
-    if (path / CONFIG).is_file():
-        return page(*run_page_blocks(path))
-    raise ValueError(_NO_RESULT.format(path=path))
-
-
 def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
     """Return all figures of the page of a run, a comparison or a stream, by the names of their files.
 
@@ -104,24 +92,27 @@ def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
         path: directory of a run, a comparison or a stream.
         trust: import the code that the configuration of a run names; see :mod:`rankfall.storage.trust`.
     """
+    with stored_code(path, trust=trust):
+        return figures_in(blocks_of(path)[1])
+
+
+def blocks_of(path: Path) -> tuple[str, list[Block]]:
+    """Return the title and the blocks of the page of a directory of a run, a comparison or a stream."""
     if (path / COMPARISON).is_file():
-        result = ComparisonResult.load(path / COMPARISON)
-        return figures_in(comparison_page_blocks(result, _evaluations(result, path)))
+        return _comparison_page(ComparisonResult.load(path / COMPARISON), path)
     if (path / STREAM).is_file():
-        return figures_in(stream_page_blocks(StreamResult.load(path / STREAM)))
+        return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
-        with stored_code(path, trust=trust):
-            return figures_in(run_page_blocks(path)[1])
+        return run_page_blocks(path)
     raise ValueError(_NO_RESULT.format(path=path))
 
 
-def _comparison_page(result: ComparisonResult, path: Path) -> str:
-    command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}"
-    title, measured = f"Comparison {path.name}", _evaluations(result, path)
-    if (path / COMPARISON_CONFIG).is_file():
-        config = _text(path / COMPARISON_CONFIG)
-        return comparison_page(result, title=title, command=command, config=config, measured=measured)
-    return comparison_page(result, title=title, config=_text(path / CONFIG), measured=measured)  # of a demo
+def _comparison_page(result: ComparisonResult, path: Path) -> tuple[str, list[Block]]:
+    own = _text(path / COMPARISON_CONFIG)
+    command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}" if own else ""
+    config = own or _text(path / CONFIG)  # of a demo
+    measured = _evaluations(result, path)
+    return f"Comparison {path.name}", comparison_page_blocks(result, command=command, config=config, measured=measured)
 
 
 def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
@@ -130,10 +121,10 @@ def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
     return [SplitEvaluation.load(file) for file in files if file.is_file()]
 
 
-def _stream_page(result: StreamResult, path: Path) -> str:
-    command = f"rankfall stream {path / STREAM_CONFIG} --out {path} --force"
+def _stream_page(result: StreamResult, path: Path) -> tuple[str, list[Block]]:
     config = _text(path / STREAM_CONFIG)
-    return stream_page(result, title=f"Stream {path.name}", command=command if config else "", config=config)
+    command = f"rankfall stream {path / STREAM_CONFIG} --out {path} --force" if config else ""
+    return f"Stream {path.name}", stream_page_blocks(result, command=command, config=config)
 
 
 def _text(path: Path) -> str:

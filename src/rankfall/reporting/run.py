@@ -101,6 +101,7 @@ def _stages_table(summary: EvaluationSummary) -> Table:
         [*head, *further, *(["production: kept"] if production else [])],
         rows,
         title=f"What each stage keeps of the relevant items that arrive, n = {_counted(summary):,}",
+        numbers_only=["lost", "of all losses"],
         caption="Arrived: items per request. Left and lost: shares of the ground truth. Chance: what a random stage "
         "would keep of what arrived." + " Alone: the stage by itself, over the whole list." * alone,
         better={"left": "up", "kept": "up", "lost": "down", "alone: recall": "up", "production: kept": "up"},
@@ -189,7 +190,10 @@ def run_page_blocks(run: Path, measured: Path | None = None) -> tuple[str, list[
     above, worst = (
         _evaluation_sections(run, measured or run, config, evaluated) if evaluated else (_without_evaluation(run), [])
     )
-    about = [_about_table(run, config, lines), Code((run / CONFIG).read_text(encoding="utf-8"), name=CONFIG)]
+    about: list[Block] = [
+        _about_table(run, config, lines),
+        Code((run / CONFIG).read_text(encoding="utf-8"), name=CONFIG),
+    ]
     below = Columns([*([worst] if worst else []), [Section("Configuration", about)]])
     return ", ".join([f"Run {run.name}", *overrides]), [*above, Section("Training", _training(config, lines)), below]
 

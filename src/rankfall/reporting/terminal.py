@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from copy import copy
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def _parts(blocks: Iterable[Block]) -> Iterator[RenderableType]:
         elif isinstance(one, kinds.Steps):
             for number, (text, worth) in enumerate(one.steps, 1):
                 yield Text.assemble(f"{number}. {text}", (f" {worth}", "dim"))
-        elif isinstance(one, kinds.Section):
+        elif isinstance(one, kinds.Section) or (isinstance(one, kinds.Details) and one.printed):
             yield from _parts(one.blocks)
         elif isinstance(one, kinds.Columns):
             for column in one.columns:
@@ -74,10 +75,10 @@ def _table(one: kinds.Table) -> FoldedTable:
         texts = [
             Text(f"{cells[0].text}{kinds.arrow(one.better.get(cells[0].text, ''))}", _STYLES.get(cells[0].kind, ""))
         ]
-        for cell in (cells[place] for place in shown[1:] if place < len(cells)):
-            best = " <" if cell.kind == "best" else ""
-            text = Text(cell.line("\n" if one.staged else " "), _STYLES.get(cell.kind, ""))
-            texts.append(text + best if not cell.ends else text)
+        for place in shown[1:]:
+            if place < len(cells):
+                cell = replace(cells[place], ends=None) if one.head[place] in one.numbers_only else cells[place]
+                texts.append(Text(cell.line("\n" if one.staged else " "), _STYLES.get(cell.kind, "")))
         table.add_row(*texts, style="dim" if soft else None)
     stages = [one.stages()[place] or str(place) for place in shown[1:]]
     return FoldedTable(table, groups=stages, repeat_single=True)
