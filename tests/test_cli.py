@@ -20,7 +20,7 @@ import rankfall
 from rankfall import ops
 from rankfall.cli import PATH, app
 from rankfall.commands.terminal import print_error, print_message, print_result
-from rankfall.reporting.folding import FoldedTable
+from rankfall.reporting.terminal import FoldedTable
 from support.command_line import run
 
 if TYPE_CHECKING:

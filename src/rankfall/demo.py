@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._config import dump
-from rankfall.reporting.advice import advise
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting.comparison import comparison_page_blocks
+from rankfall.reporting.diagnosis import advise
 from rankfall.reporting.files import write_report
+from rankfall.reporting.html import page
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.storage.disk import copy_tree, delete_tree
 from rankfall.storage.files import fresh_directory, write_file
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.data.impressions.log import ImpressionLog
-    from rankfall.reporting.advice import Advice
+    from rankfall.reporting.diagnosis import Advice
     from rankfall.studies.results import ComparisonResult
 
     # receives the current step, the amount done and the total, which may be unknown
@@ -97,15 +98,14 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
         for method in result.methods
         for one in method.runs or ()
     ]
-    page = comparison_page(
+    blocks = comparison_page_blocks(
         result,
-        title="Cascades trained stage by stage and as one",
         about=_about(measured[0], size),
         config=config,
         measured=measured,
         advice=advice,
     )
-    write_file(out / "report.html", page)
+    write_file(out / "report.html", page("Cascades trained stage by stage and as one", blocks))
     return result
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rankfall.reporting.advice import advise
+from rankfall.reporting.diagnosis import advise
 from rankfall.studies.diagnosis.diagnosis_result import Diagnosis, Finding
 from rankfall.studies.plan.plan_result import ChosenQuotas, CurrentQuotas, FrontPoint, GridPoint, PlanResult
 from rankfall.training.cascade_metrics import Estimate

@@ -12,7 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from rankfall.reporting.comparison_table import csv_table, markdown_table, terminal_table
+from rankfall.reporting.comparison import comparison_blocks, csv_table, markdown_table
+from rankfall.reporting.terminal import show
 from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult, TestFigures, Verdict
 
@@ -45,7 +46,7 @@ def comparison(queries: int, seeds: int = 3) -> ComparisonResult:
 
 def printed(result: ComparisonResult, width: int) -> str:
     text = io.StringIO()
-    Console(file=text, width=width, color_system=None).print(terminal_table(result))
+    Console(file=text, width=width, color_system=None).print(show(comparison_blocks(result)))
     return text.getvalue()
 
 
@@ -82,7 +83,7 @@ def test_a_wide_terminal_has_one_part_and_a_narrow_one_keeps_stages_together() -
 
 def test_a_spread_is_told_of_only_where_there_is_one() -> None:
     result = comparison(400)
-    assert "mean±standard deviation over 3 seeds\n" in printed(result, 120)
+    assert "Mean over queries ± standard deviation over 3 seeds." in printed(result, 120)
     assert "standard deviation" not in printed(replace(result, seeds=[0]), 120)
 
 
@@ -163,7 +164,7 @@ def test_marks_against_a_named_method() -> None:
         against="old",
         verdicts=summary.verdicts,
     )
-    marks = {line.split()[0]: line.split()[-1] for line in printed(result, 100).splitlines()[3:7]}
+    marks = {line.split()[0]: line.split()[-1] for line in printed(result, 100).splitlines()[2:6]}
     assert {name: mark for name, mark in marks.items() if mark in "+-=*<"} == {"good": "+", "old": "=", "bad": "-"}
     text = markdown_table(result)
     assert "= reference, old; + better; - worse; no mark: not distinguishable" in text

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 
-from rankfall.reporting.evaluation_table import terminal_evaluation
+from rankfall.reporting.run import evaluation_blocks
+from rankfall.reporting.terminal import show
 from rankfall.studies.results import EvaluationSummary
 from rankfall.training.cascade_metrics import MeasuredFunnel, stage_figures
 from rankfall.training.config.component_checks import measures
@@ -23,7 +24,7 @@ STAGES, QUOTAS = ["retrieval", "ranking"], [20, 5]
 
 def printed(summary: EvaluationSummary, width: int = 120) -> str:
     file = io.StringIO()
-    Console(width=width, file=file).print(terminal_evaluation(summary, "run, test"))
+    Console(width=width, file=file).print(show(evaluation_blocks(summary, "run, test")))
     return file.getvalue()
 
 

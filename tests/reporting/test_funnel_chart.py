@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import re
 from itertools import pairwise
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
 
-from rankfall.reporting.chart import Chart, figures_in
-from rankfall.reporting.funnel_chart import Step, funnel_chart, funnel_panels, steps_from_means, steps_of
+from rankfall.reporting.blocks import Columns, Details, Section, Text, figures_in
+from rankfall.reporting.funnel import Step, funnel_chart, funnel_panels, steps_from_means, steps_of
 from rankfall.training.cascade_metrics import Estimate, StageFigures
+
+if TYPE_CHECKING:
+    from rankfall.reporting.blocks import Block
+    from rankfall.reporting.charts import Chart
 
 
 def around(value: float, width: float = 0.02) -> Estimate:
@@ -126,7 +131,7 @@ def test_nothing_left_is_no_error() -> None:
 
 def test_a_chart_is_a_file_with_the_same_numbers() -> None:
     chart = funnel_chart(steps_of(funnel()), title="The funnel")
-    (name,) = figures_in({"funnel": chart})
+    (name,) = figures_in([chart])
     assert name == "the-funnel"
     text = chart.svg()
     assert "var(--" not in text
@@ -139,7 +144,8 @@ def test_a_chart_is_a_file_with_the_same_numbers() -> None:
 
 def test_files_have_different_names() -> None:
     chart = funnel_chart(steps_of(funnel()))
-    assert list(figures_in({"a": chart, "b": [chart, {"c": chart}], "d": "text"})) == ["funnel", "funnel-2", "funnel-3"]
+    blocks: list[Block] = [chart, Section("b", [Columns([[Text("text")], [chart]]), Details("c", [chart])])]
+    assert list(figures_in(blocks)) == ["funnel", "funnel-2", "funnel-3"]
 
 
 def test_panels_have_the_names_of_methods() -> None:

@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from rankfall.reporting.page import render
-from rankfall.reporting.plan_section import plan_section
-from rankfall.reporting.plan_table import ROWS, conclusions, shown_front, terminal_plan
+from rankfall.reporting.blocks import charts_in
+from rankfall.reporting.diagnosis import ROWS, conclusions, plan_blocks, shown_front
+from rankfall.reporting.html import page
+from rankfall.reporting.terminal import show
 from rankfall.studies.plan.plan_quotas import Costs, parse_costs, plan_quotas
 from support.plan_scores import random_scores
 
@@ -29,7 +30,7 @@ def result() -> PlanResult:
 
 def shown(result: PlanResult) -> str:
     console = Console(width=120, file=io.StringIO())
-    console.print(terminal_plan(result))
+    console.print(show(plan_blocks(result)))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
@@ -48,12 +49,12 @@ def test_the_terminal_shows_costs_front_and_choice(result: PlanResult) -> None:
 
 
 def test_the_section_shows_charts_and_tables(result: PlanResult) -> None:
-    html = render("plan_section.html", "", plan=plan_section(result))
-    ElementTree.fromstring(f"<div>{html.replace('<wbr/>', '')}</div>")  # every element is closed
+    html = page("Plan", plan_blocks(result)).removeprefix("<!doctype html>\n")
+    ElementTree.fromstring(html)  # every element is closed
     for part in (*result.chosen.train_overrides, *result.chosen.export_options, "fixed cost"):
         assert part in html
     assert html.count("<figure") == 3
-    chart = plan_section(result)["chart"].svg()
+    (chart,) = (one.svg() for one in charts_in(plan_blocks(result)))
     assert ElementTree.fromstring(chart).tag.endswith("svg")
     assert "nan" not in chart
 

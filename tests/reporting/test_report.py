@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rankfall.reporting import svg
-from rankfall.reporting.comparison_page import comparison_page
-from rankfall.reporting.files import page_of
-from rankfall.reporting.stream_page import stream_figure
+from rankfall.reporting import charts as svg
+from rankfall.reporting.comparison import comparison_page_blocks, stream_figure
+from rankfall.reporting.files import blocks_of
+from rankfall.reporting.html import page
 from rankfall.studies.results import ComparisonResult, RunFailure, StreamResult, Verdict
 from rankfall.training.config.component_checks import shown_name
 from support.cascades import content, liked_log
@@ -147,7 +147,7 @@ def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
         "joint_recall",
         *(f"{stage}/alone/{metric}" for stage in ("retrieval", "ranking") for metric in ("recall", "ndcg")),
     ]
-    for name, mean, interval, chance, _ in shown:
+    for name, mean, interval, chance, *_ in shown:
         assert float(mean) == pytest.approx(summary["metrics"][name], abs=5e-5)
         assert float(chance) == pytest.approx(summary["chance"][name], abs=5e-5)
         assert [float(end) for end in interval.split(" to ")] == pytest.approx(summary["intervals"][name], abs=6e-4)
@@ -160,8 +160,8 @@ def test_a_cascade_says_where_items_are_lost(cascade: Path) -> None:
     # the marks of chance: of 11 items stages keep 5, then 3 of those 5 of what the first one left
     assert chance_marks(found.pictures[0]) == pytest.approx([500 / 11, 60 * after_first], abs=0.01)
     for stage, row in zip(summary["funnel"], found.table("stage")[1:], strict=True):
-        assert row[:3] == [stage["stage"], str(stage["quota"]), str(int(stage["entered"]))]
-        assert float(row[4][:4]) == pytest.approx(stage["kept"]["value"], abs=6e-4)
+        assert row[:3] == [stage["stage"], str(stage["quota"]), f"{stage['entered']:,.1f}"]
+        assert float(row[3][:4]) == pytest.approx(stage["kept"]["value"], abs=6e-4)
 
 
 def test_the_spread_and_the_worst_requests_are_those_of_a_loop(cascade: Path) -> None:
@@ -317,7 +317,7 @@ def test_repeated_comparison_changes_nothing(comparison: Path, monkeypatch: pyte
 def test_what_failed_is_said() -> None:
     failure = RunFailure("ICC", "all seed 0", "the loss became <NaN>")
     result = ComparisonResult(["joint_recall"], [0], {"all": {}}, incomplete=["ICC"], failed=[failure])
-    text = comparison_page(result, title="Nothing")
+    text = page("Nothing", comparison_page_blocks(result))
     assert "No method finished." in text
     assert "all seed 0: the loss became &lt;NaN&gt;" in text
     ElementTree.fromstring(text.removeprefix("<!doctype html>\n"))
@@ -327,7 +327,7 @@ def read(result: ComparisonResult | StreamResult, directory: Path) -> Page:
     """The page of a result that was made up."""
     kind = "stream" if isinstance(result, StreamResult) else "comparison"
     result.save(directory / f"{kind}.json")
-    (directory / "report.html").write_text(page_of(directory))
+    (directory / "report.html").write_text(page(*blocks_of(directory)))
     return Page(directory / "report.html")
 
 
@@ -397,7 +397,7 @@ def test_no_p_value_is_nothing(comparison: Path) -> None:
         replace(verdict, over_queries=replace(verdict.over_queries, adjusted_p_value=0.0))
         for verdict in result.verdicts
     ]
-    assert "&lt;1e-99" in comparison_page(replace(result, verdicts=verdicts), title="Clear")
+    assert "&lt;1e-99" in page("Clear", comparison_page_blocks(replace(result, verdicts=verdicts)))
 
 
 def tables(page: Page) -> list[list[list[str]]]:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from playwright.sync_api import FloatRect
 
-from rankfall.reporting.comparison_page import comparison_page
+from rankfall.reporting import html
+from rankfall.reporting.comparison import comparison_page_blocks, stream_page_blocks
 from rankfall.reporting.files import figures_of
-from rankfall.reporting.stream_page import stream_page
 from support import chromium
 from support.cascades import content, liked_log
 from support.command_line import run
@@ -67,11 +67,12 @@ def show(page: Page, html: str, wide: int) -> None:
 
 
 def comparison(methods: list[str]) -> str:
-    return comparison_page(compared(methods=methods), title="Three stages", config="a: b\n", command="rankfall " * 30)
+    blocks = comparison_page_blocks(compared(methods=methods), config="a: b\n", command="rankfall " * 30)
+    return html.page("Three stages", blocks)
 
 
 def stream(methods: list[str]) -> str:
-    return stream_page(streamed(methods=methods), title="A stream")
+    return html.page("A stream", stream_page_blocks(streamed(methods=methods)))
 
 
 @pytest.mark.parametrize("make", [comparison, stream])

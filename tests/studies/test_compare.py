@@ -26,7 +26,7 @@ from scipy import stats
 from rankfall._config import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.metrics import holm
-from rankfall.reporting.comparison_table import csv_table, markdown_table
+from rankfall.reporting.comparison import csv_table, markdown_table
 from rankfall.reporting.files import write_comparison
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import TreesConfig

@@ -63,8 +63,7 @@ def compare(
     named = [] if against is None else [f"against={json.dumps(against)}"]
     comparison = load_comparison(config, [*override_words(overrides), *named])
     # after the configurations, whose errors need no torch
-    from rankfall.reporting.files import write_comparison
-    from rankfall.reporting.notebook import shown_in
+    from rankfall.reporting.files import shown_in, write_comparison
     from rankfall.studies.compare import compare_methods
 
     directory, steps = Path(out), _Steps()
@@ -150,7 +149,7 @@ def tune(
     from rankfall.studies.search_space import load_search
 
     search, directory = load_search(config, override_words(overrides)), Path(out)
-    from rankfall.reporting.notebook import shown_in  # after the configuration, whose errors need no torch
+    from rankfall.reporting.files import shown_in  # after the configuration, whose errors need no torch
 
     options: dict[str, Any] = {"trials": trials, "timeout": timeout, "seed": seed, "jobs": jobs}
     in_this_process = jobs in (None, 1) and engine == "local"
@@ -169,7 +168,7 @@ def tune(
 def _search(
     search: Any, out: Path, report: Callable[[Progress], object], on_notice: OnNotice, **options: Any
 ) -> SearchResult:
-    from rankfall.reporting.search_table import settings_text, trial_value
+    from rankfall.reporting.inspection import settings_text, trial_value
     from rankfall.studies.tune import tune
     from rankfall.training.run_directory import Stopped
 
@@ -206,7 +205,7 @@ def _search(
 
 
 def _draw_search(result: SearchResult, out: Path, on_notice: OnNotice) -> None:
-    from rankfall.reporting.search_table import search_figure
+    from rankfall.reporting.inspection import search_figure
 
     figure = search_figure(result, out.name)
     if figure is not None:

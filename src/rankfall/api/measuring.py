@@ -59,8 +59,7 @@ def evaluate(
     Raises:
         ValueError: If there is no run, or the split, the data or an override do not fit it.
     """
-    from rankfall.reporting.files import write_evaluation_report, write_report
-    from rankfall.reporting.notebook import shown_in
+    from rankfall.reporting.files import shown_in, write_evaluation_report, write_report
     from rankfall.studies.evaluate import evaluate_run, result_directory
     from rankfall.studies.results import SplitEvaluation
     from rankfall.training.run_directory import CONFIG, RESULT
@@ -123,7 +122,7 @@ def diagnose(
     Raises:
         ValueError: If it is not the run of a cascade, or no request has a relevant item.
     """
-    from rankfall.reporting.notebook import shown_in
+    from rankfall.reporting.files import shown_in
     from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
     from rankfall.studies.evaluate import result_directory
     from rankfall.training.config.cascade_config import CascadeConfig
@@ -194,7 +193,7 @@ def plan(
     Raises:
         ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
     """
-    from rankfall.reporting.notebook import shown_in
+    from rankfall.reporting.files import shown_in
     from rankfall.studies.plan.plan_quotas import Target, current_quotas, parse_budget, plan_run
     from rankfall.studies.plan.quota_search import parse_grid
 

@@ -88,7 +88,7 @@ def stream(
     asked = stop if stop is not None or jobs == 1 else lambda: False
     with verification(verify, on_notice), reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
         report(Progress("loading torch"))  # after the configurations, whose errors need no torch
-        from rankfall.reporting.notebook import shown_in
+        from rankfall.reporting.files import shown_in
 
         if bundles:
             check_installed("--bundles")
@@ -221,7 +221,7 @@ def _last_day(result: StreamResult) -> str:
 
 def draw_stream(result: StreamResult, out: Path, on_notice: OnNotice) -> list[Path]:
     """Write the figure of the curves, if any day was measured, and return its files."""
-    from rankfall.reporting.stream_page import stream_figure
+    from rankfall.reporting.comparison import stream_figure
 
     if not any(entry.methods for entry in result.days):
         return []

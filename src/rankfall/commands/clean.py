@@ -56,7 +56,7 @@ def clean(
 def _table(leftovers: list[Leftover], *, dry_run: bool) -> Table:
     from rich.text import Text
 
-    from rankfall.reporting.folding import plain_table
+    from rankfall.reporting.terminal import plain_table
 
     table = plain_table(gap=2)
     table.add_column("leftover", overflow="fold")

@@ -86,9 +86,10 @@ def compare(
     if as_json:
         print_json(result.to_json())
     elif result.methods:
-        from rankfall.reporting.comparison_table import terminal_table
+        from rankfall.reporting.comparison import comparison_blocks
+        from rankfall.reporting.terminal import show
 
-        print_result(terminal_table(result))
+        print_result(show(comparison_blocks(result)))
     for text in result.warnings:
         print_message(f"warning: {text}")
     print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")

@@ -79,7 +79,8 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.commands.prepare.letor import summary
     from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
-    from rankfall.reporting.inspection_tables import terminal_warnings
+    from rankfall.reporting.inspection import warning_blocks
+    from rankfall.reporting.terminal import show
 
     ranking_data = RankingData.load(path, verify=verify)
     warnings = find_warnings(ranking_data)
@@ -87,7 +88,7 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
         print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
     else:
         print_result(summary(ranking_data.manifest, path))
-        print_result(terminal_warnings(warnings))
+        print_result(show(warning_blocks(warnings)))
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bool) -> None:
@@ -102,10 +103,10 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
     if as_json:
         print_json(inspection.to_json())
         return
-    from rankfall.reporting.inspection_tables import terminal_inspection
+    from rankfall.reporting.inspection import inspection_blocks
+    from rankfall.reporting.terminal import show
 
-    for part in terminal_inspection(inspection):
-        print_result(part)
+    print_result(show(inspection_blocks(inspection)))
     if inspection.skipped:
         for line in skipped_lines(inspection.skipped):
             print_result(line)

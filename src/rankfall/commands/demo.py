@@ -81,9 +81,10 @@ def demo(
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.comparison_table import terminal_table
+        from rankfall.reporting.comparison import comparison_blocks
+        from rankfall.reporting.terminal import show
 
-        print_result(terminal_table(result))
+        print_result(show(comparison_blocks(result)))
     if out is not None:
         print_message(
             f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "

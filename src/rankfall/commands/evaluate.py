@@ -64,8 +64,9 @@ def evaluate(
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
     """
-    from rankfall.reporting.diagnosis_table import terminal_diagnosis
-    from rankfall.reporting.evaluation_table import terminal_evaluation
+    from rankfall.reporting.diagnosis import diagnosis_blocks
+    from rankfall.reporting.run import evaluation_blocks
+    from rankfall.reporting.terminal import show
 
     changes = overrides or []
     options: dict[str, Any] = {"overrides": changes, "data": data, "out": out, "trust": trust, "verify": not no_verify}
@@ -81,9 +82,9 @@ def evaluate(
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
-    print_result(terminal_evaluation(summary, title=_title(run, split, changes)))
+    print_result(show(evaluation_blocks(summary, title=_title(run, split, changes))))
     if diagnosis:
-        print_result(terminal_diagnosis(diagnosis))
+        print_result(show(diagnosis_blocks(diagnosis)))
     if directory is None:
         print_message(f"{run} was not changed; --out DIR writes this result")
         return

@@ -71,7 +71,8 @@ def examination(
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.examination import estimate_examination
-    from rankfall.reporting.examination_table import terminal_examination
+    from rankfall.reporting.inspection import examination_blocks
+    from rankfall.reporting.terminal import show
 
     if out is not None and out.exists() and not force:
         raise ValueError(f"out: {out} exists already; --force replaces it")
@@ -94,6 +95,6 @@ def examination(
     if as_json:
         print_json(curve.to_json())
         return
-    print_result(terminal_examination(curve))
+    print_result(show(examination_blocks(curve)))
     if out is not None:
         print_message(f"wrote {out}")

@@ -171,7 +171,7 @@ def _print(result: JoinResult, out: Path, *, as_json: bool) -> None:
 
 
 def _table(result: JoinResult) -> Table:
-    from rankfall.reporting.folding import plain_table
+    from rankfall.reporting.terminal import plain_table
 
     rows = result.tables()["days"]
     table = plain_table(gap=2)

@@ -106,11 +106,12 @@ def plan(
 
 def _show(result: PlanResult, run: Path, out: Path | None) -> None:
     """Print the plan, what to do with it, and which files were written."""
-    from rankfall.reporting.plan_table import terminal_plan
+    from rankfall.reporting.diagnosis import plan_blocks
+    from rankfall.reporting.terminal import show
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 
-    print_result(terminal_plan(result))
+    print_result(show(plan_blocks(result)))
     _print_next(run, result)
     page = f" and {run / REPORT}" if out is None else ""
     print_message(f"wrote {(out or run) / PLAN}{page}")

@@ -142,12 +142,13 @@ def _source(reproduction: Reproduction, data: str | None) -> DataSource:
 
 
 def _show(result: ReproductionResult) -> None:
-    from rankfall.reporting.comparison_table import terminal_table
+    from rankfall.reporting.comparison import comparison_blocks
+    from rankfall.reporting.terminal import show
 
     report = result.report
     for title, comparison in report.comparisons:
         _show_title(title)
-        print_result(terminal_table(comparison))
+        print_result(show(comparison_blocks(comparison)))
     for sheet in report.sheets:
         _show_sheet(sheet)
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
@@ -162,7 +163,7 @@ def _show_title(title: str) -> None:
 
 def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
     """Print a table; the text of the column `wrapped` may have several lines."""
-    from rankfall.reporting.folding import FoldedTable
+    from rankfall.reporting.terminal import FoldedTable
 
     _show_title(sheet.title)
     table = Table(box=box.SIMPLE_HEAD)

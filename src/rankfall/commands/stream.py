@@ -100,12 +100,13 @@ def stream(
     options: dict[str, Any] = {"follow": follow, "poll": poll, "bundles": bundles, "resume": resume, "force": force}
     options |= {"items": items, "verify": not no_verify}
     result = _stream(config, out, jobs, overrides=overrides or (), **options)
-    from rankfall.reporting.stream_table import terminal_stream
+    from rankfall.reporting.comparison import stream_blocks
+    from rankfall.reporting.terminal import show
 
     if as_json:
         print_json(result.to_json())
     else:
-        print_result(terminal_stream(result))
+        print_result(show(stream_blocks(result)))
     for text in result.warnings:
         print_message(f"warning: {text}")
     drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]

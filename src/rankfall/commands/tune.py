@@ -109,9 +109,10 @@ def tune(
     if as_json:
         print_json(result.to_json())
     else:
-        from rankfall.reporting.search_table import terminal_search
+        from rankfall.reporting.inspection import search_blocks
+        from rankfall.reporting.terminal import show
 
-        print_result(terminal_search(result))
+        print_result(show(search_blocks(result)))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
     print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     _end(result, out)
@@ -119,7 +120,7 @@ def tune(
 
 def _end(result: SearchResult, out: Path) -> None:
     """Print failed trials and the next command, and exit with code 1 if no trial was completed."""
-    from rankfall.reporting.search_table import settings_text
+    from rankfall.reporting.inspection import settings_text
 
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:

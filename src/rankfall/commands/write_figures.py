@@ -44,7 +44,7 @@ def write_evaluation_figures(
         trust: import code that the stored configuration names.
         verify: compare the files of the run with their checksums.
     """
-    from rankfall.reporting.funnel_chart import funnel_of_summary
+    from rankfall.reporting.funnel import funnel_of_summary
 
     if run is not None:
         write_page_figures(run, out, trust=trust, verify=verify)

@@ -2,28 +2,393 @@
 
 from __future__ import annotations
 
+import math
+import re
+import textwrap
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall.reporting.chart import Chart, Key, Panel, Strip
-from rankfall.reporting.comparison_table import estimate
-from rankfall.reporting.svg import (
-    GRID,
-    Scale,
-    band,
-    circle,
-    color,
-    line,
-    rect,
-    text,
-    text_width,
-    tick_labels,
-    whole_ticks,
-)
+from markupsafe import Markup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+COLORS = (
+    *("#2f7fd6", "#e39a3c", "#d9664a", "#9b5de5", "#2a9d8f", "#8a8f98"),
+    *("#c2478d", "#7a9a2f", "#8c5a3c", "#3a4fa3", "#c9b400", "#56b4d3"),
+)
+LIGHT = {
+    "ink": "#1c2430",
+    "soft": "#5b6576",
+    "line": "#d9dee7",
+    "page": "#ffffff",
+    "band": "#f5f7fa",
+    "best": "#0b62bb",
+    "kept": "#1f6fc2",
+    "onkept": "#ffffff",
+    "lost": "#f3b78c",
+    "gone": "#e9edf3",
+    "warn": "#fff4d6",
+    **{f"color{number}": color for number, color in enumerate(COLORS)},
+}
+INK, SOFT, GRID = "var(--ink)", "var(--soft)", "var(--line)"
+KEPT, ON_KEPT, LOST, GONE = "var(--kept)", "var(--onkept)", "var(--lost)", "var(--gone)"  # of funnels
+_LETTER = 0.56  # mean width of a letter, in multiples of the font size
+
+
+def color(number: int) -> str:
+    """Return a colour by its number; the first is for items that are kept."""
+    return f"var(--color{number % len(COLORS)})"
+
+
+def with_light_colors(svg: str) -> str:
+    """Replace the CSS variables by the colours of light mode."""
+    return re.sub(r"var\(--(\w+)\)", lambda match: LIGHT[match[1]], svg)
+
+
+def short(number: float) -> str:
+    """Return a number with three decimals and no leading zero, for narrow columns."""
+    text = f"{number:.3f}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
+
+
+def estimate(value: float, low: float, high: float) -> str:
+    """Return a figure with its interval."""
+    return f"{short(value)} [{short(low)}, {short(high)}]"
+
+
+# --- scales -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Maps values between `low` and `high` to percentages of the width or height."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @classmethod
+    def around(cls, values: Sequence[float], *, edge: float = 0.08, log: bool = False) -> Scale:
+        """Return a scale over all values with a margin at both ends."""
+        ends = [math.log10(value) if log else value for value in (min(values), max(values))]
+        margin = edge * (ends[1] - ends[0]) or 0.5 * abs(ends[1]) or 0.5
+        low, high = ends[0] - margin, ends[1] + margin
+        return cls(10**low, 10**high, log) if log else cls(low, high)
+
+    def __call__(self, value: float) -> float:
+        """Return the position of a value in percent."""
+        low, high, at = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
+        return 100 * (at - low) / (high - low)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Return about this many round values."""
+        if self.log:
+            return round_powers([self.low, self.high])
+        rough = (self.high - self.low) / about
+        power = 10 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def whole_ticks(values: Sequence[float]) -> list[int]:
+    """Return round whole numbers between the smallest and the largest value, for days and epochs.
+
+    >>> whole_ticks(range(2, 201)), whole_ticks([2, 3])
+    ([50, 100, 150, 200], [2, 3])
+    """
+    low, high = min(values), max(values)
+    ticks = Scale.around(values, edge=0.02).ticks(8)
+    return [int(tick) for tick in ticks if tick == int(tick) and low <= tick <= high] or [int(low)]
+
+
+def round_powers(values: Sequence[float]) -> list[float]:
+    """Return the ticks of a logarithmic axis: powers of ten, or also 2 and 5 times those if there are few.
+
+    >>> round_powers([0.0002, 0.08]), round_powers([0.14, 6.7])
+    ([0.001, 0.01], [0.2, 0.5, 1.0, 2.0, 5.0])
+    """
+    low, high = min(values), max(values)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        marks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+        inside = [mark for mark in marks if low <= mark <= high]
+        if len(inside) > 1:
+            return inside
+    return sorted(set(values))
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """Return ticks as text, all with as many decimals as tell them apart.
+
+    >>> tick_labels([0.5, 0.75, 1.0]), tick_labels([50, 100]), tick_labels([0.0001, 0.001])
+    (['0.50', '0.75', '1.00'], ['50', '100'], ['0.0001', '0.001'])
+    """
+    spread = max(ticks) - min(ticks) if ticks else 0.0
+    if any(0 < abs(tick) < 1e-3 or abs(tick) >= 1e6 for tick in ticks):
+        return [f"{tick:.3g}" for tick in ticks]
+    for decimals in range(6):
+        if all(abs(round(tick, decimals) - tick) <= 1e-6 * spread for tick in ticks):
+            break
+    return [f"{tick:.{decimals}f}" for tick in ticks]
+
+
+# --- elements -----------------------------------------------------------------------------------------------------
+
+
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float, dash: str = "") -> str:
+    """Return a line; x in percent, y in pixels."""
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return (
+        f'<line x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}" '
+        f'stroke-linecap="round"{dashes}/>'
+    )
+
+
+def circle(x: float, y: float, radius: float, fill: str) -> str:
+    """Return a dot."""
+    return f'<circle cx="{x:.2f}%" cy="{y:.1f}" r="{radius}" fill="{fill}"/>'
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str, stroke: str = "") -> str:
+    """Return a rectangle; x and width in percent."""
+    frame = f' stroke="{stroke}" stroke-width="2"' if stroke else ""
+    return f'<rect x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}" fill="{fill}"{frame}/>'
+
+
+def pointer(x: float, y: float, fill: str) -> str:
+    """Return a triangle below a place, which points to it."""
+    return f'<svg x="{x:.2f}%" y="{y:.1f}" overflow="visible"><path d="M0 0l5 8h-10z" fill="{fill}"/></svg>'
+
+
+def text(
+    x: float, y: float, content: str, *, anchor: str = "start", fill: str = "", size: int = 0, kind: str = ""
+) -> str:
+    """Return a line of text; `kind` is a class of the style sheet of pages, which decides there."""
+    look = (f' class="{kind}"' if kind else "") + (f' fill="{fill}"' if fill else "")
+    look += f' font-size="{size}"' if size else ""
+    return f'<text x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(content)}</text>'
+
+
+def band(points: Sequence[tuple[float, float, float]], height: float, fill: str) -> str:
+    """Return a pale area between two heights; points are x in percent, and two y in pixels."""
+    outline = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
+    corners = " ".join(f"{x:.2f},{y:.1f}" for x, y in outline)
+    return (
+        f'<svg width="100%" height="{height:.0f}" viewBox="0 0 100 {height:.0f}" preserveAspectRatio="none">'
+        f'<polygon points="{corners}" fill="{fill}" fill-opacity="0.15"/></svg>'
+    )
+
+
+def panel(x: float, y: float, width: float, height: float, parts: Sequence[str]) -> str:
+    """Return a part of a drawing with its own coordinates; all numbers in pixels."""
+    return (
+        f'<svg x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height:.0f}" overflow="visible">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def text_width(content: str, size: float = 12) -> float:
+    """Return the approximate width of a text in pixels."""
+    return _LETTER * size * len(content)
+
+
+_PAD, _LINE = 18, 18  # pixels: margin, height of a line of text
+
+
+def document(title: str, subtitle: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """Return an SVG document with a title above the parts, which are drawn in an area of this size."""
+    notes = subtitle.split("\n") if subtitle else []
+    width = max([width, text_width(title, 15), *map(text_width, notes)]) + 2 * _PAD
+    top = _PAD + (_LINE + 4) * bool(title) + _LINE * len(notes) + 8
+    heading = [text_at(_PAD, _PAD + 12, title, size=15, fill=INK)] if title else []
+    heading += [text_at(_PAD, _PAD + 12 + (number + 1) * _LINE, note) for number, note in enumerate(notes)]
+    total = top + height + _PAD
+    content = "".join([*heading, panel(_PAD, top, width - 2 * _PAD, height, list(parts))])
+    return with_light_colors(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{total:.0f}" '
+        f'viewBox="0 0 {width:.0f} {total:.0f}" font-family="Helvetica, Arial, Liberation Sans, sans-serif" '
+        f'font-size="12" fill="{SOFT}"><title>{escape(title)}</title>'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{content}</svg>\n'
+    )
+
+
+def text_at(x: float, y: float, content: str, *, anchor: str = "start", fill: str = SOFT, size: int = 12) -> str:
+    """Return a line of text at a position in pixels."""
+    look = f'text-anchor="{anchor}" fill="{fill}" font-size="{size}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(content)}</text>'
+
+
+_WIDTH, _GAP, _CHART_LINE = (
+    760,
+    28,
+    17,
+)  # of a file, in pixels: all panels of a row, the gap between them, a line of text
+_SMALL = 200  # least width of a panel, up to which a telephone shows two side by side
+_LETTERS = 120  # letters of a line of a caption
+_KEYS = {"area": "M0 1h14v11h-14z", "line": "M0 5h14v3h-14z", "mark": "M7 1l6 10h-12z"}  # paths in a legend
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend."""
+
+    name: str
+    color: str
+    kind: Literal["area", "line", "mark"] = "area"  # a mark is a triangle
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A row of a chart: horizontal positions are percentages, vertical ones are pixels.
+
+    Attributes:
+        parts: SVG elements.
+        height: height in pixels.
+        name: what the row shows.
+        notes: figures of the row, one line each.
+    """
+
+    parts: Sequence[str]
+    height: float
+    name: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that belong together, with a name if a chart has several panels."""
+
+    strips: Sequence[Strip]
+    name: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart, as HTML in a page (templates write ``{{ chart }}``) and as an SVG document.
+
+    Attributes:
+        title: title of the file, and its name.
+        label: everything that the chart shows in words, for readers who cannot see it.
+        panels: the panels; several are drawn side by side as far as the page is wide enough.
+        legend: entries of the legend.
+        caption: text below.
+        least: least width of a panel in pixels.
+        rows: the numbers of the chart.
+    """
+
+    title: str
+    label: str
+    panels: Sequence[Panel]
+    legend: Sequence[Key] = ()
+    caption: str = ""
+    least: int = 160
+    rows: Sequence[dict[str, Any]] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the file without its ending."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "chart"
+
+    # --- pages --------------------------------------------------------------------------------------------------------
+
+    def __html__(self) -> Markup:
+        """Return the chart as part of a page. The names are HTML, because SVG text does not wrap."""
+        panels = "".join(map(self._panel_html, self.panels))
+        kind = "panels small" if self.least <= _SMALL else "panels"
+        below = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
+        return Markup(
+            f'<figure class="chart">{self._legend_html()}'
+            f'<div class="{kind}" style="--least:{self.least}px" role="img" aria-label="{escape(self.label)}">'
+            f"{panels}</div>{below}</figure>"
+        )
+
+    def _panel_html(self, one: Panel) -> str:
+        note = f'<span class="note">{escape(one.note)}</span>' if one.note else ""
+        head = f'<div class="head"><b>{breakable(one.name)}</b>{note}</div>' if one.name else ""
+        named = any(strip.name for strip in one.strips)
+        strips = "".join(_strip_html(strip, named) for strip in one.strips)
+        return f'<div class="panel">{head}<div class="{"rows" if named else ""}">{strips}</div></div>'
+
+    def _legend_html(self) -> str:
+        entries = "".join(
+            f'<li><i class="{key.kind}" style="background:{key.color}"></i>{escape(key.name)}</li>'
+            for key in self.legend
+        )
+        return f'<ul class="legend">{entries}</ul>' if entries else ""
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def svg(self) -> str:
+        """Return the chart as an SVG document."""
+        columns = max(1, min(len(self.panels), _WIDTH // max(self.least, 170)))
+        width = (_WIDTH - (columns - 1) * _GAP) / columns
+        parts, top = self._legend_svg()
+        for begin in range(0, len(self.panels), columns):
+            row = [list(_lines_of(one, width)) for one in self.panels[begin : begin + columns]]
+            for number, drawn in enumerate(row):
+                y = top
+                for height, content in drawn:
+                    parts.append(panel(number * (width + _GAP), y, width, height, [content]))
+                    y += height
+            top += max(sum(height for height, _ in drawn) for drawn in row) + _GAP
+        caption = "" if self.caption.rstrip(".") == self.title else self.caption
+        return document(self.title, _wrapped(caption), _WIDTH, top - _GAP, parts)
+
+    def _legend_svg(self) -> tuple[list[str], float]:
+        """Return the legend and its height."""
+        parts: list[str] = []
+        x, y = 0.0, 0.0
+        for key in self.legend:
+            wide = 24 + text_width(key.name) + 18
+            if x and x + wide > _WIDTH:
+                x, y = 0.0, y + _CHART_LINE
+            parts.append(f'<path transform="translate({x:.0f} {y:.0f})" d="{_KEYS[key.kind]}" fill="{key.color}"/>')
+            parts.append(text_at(x + 20, y + 11, key.name))
+            x += wide
+        return parts, y + _CHART_LINE + 8 if self.legend else 0.0
+
+
+def breakable(name: str) -> Markup:
+    """Return a name that may be broken after its stage, or between its words."""
+    return Markup(escape(name).replace("/", "/<wbr/>").replace("_", "_<wbr/>").replace(" %", "\N{NO-BREAK SPACE}%"))
+
+
+def _strip_html(strip: Strip, named: bool) -> str:
+    drawn = f'<svg height="{strip.height:.0f}" xmlns="http://www.w3.org/2000/svg">{"".join(strip.parts)}</svg>'
+    if not named:
+        return drawn
+    notes = "<br/>".join(map(escape, strip.notes))
+    return f'<div class="name">{breakable(strip.name)}</div><div class="note">{notes}</div>{drawn}'
+
+
+def _lines_of(one: Panel, width: float) -> Iterator[tuple[float, str]]:
+    """Yield heights and content of a panel from top to bottom; names and notes are above what they describe."""
+    yield from _texts(one.name, [one.note] if one.note else [], width)
+    for strip in one.strips:
+        yield from _texts(strip.name, strip.notes, width)
+        yield strip.height + 4, "".join(strip.parts)
+
+
+def _texts(name: str, notes: Sequence[str], width: float) -> Iterator[tuple[float, str]]:
+    """Yield a name and notes on one line if they fit, or else below each other."""
+    note = "; ".join(notes)
+    if name and note and text_width(f"{name}  {note}") <= width:
+        yield _CHART_LINE, text_at(0, 12, name, fill=INK) + text_at(width, 12, note, anchor="end")
+        return
+    for words, fill in ((name, INK), (note, SOFT)):
+        for line in _wrapped(words, int(width / text_width("x"))).split("\n") if words else ():
+            yield _CHART_LINE, text_at(0, 12, line, fill=fill)
+
+
+def _wrapped(words: str, letters: int = _LETTERS) -> str:
+    return "\n".join(textwrap.wrap(words, letters))
+
 
 _STRIP, _AXIS = 24, 26  # heights of a row and of an axis
 _MANY = 40  # points of a line, above which they are small

@@ -9,20 +9,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rankfall.reporting.charts import Axes, Series, grid, lines
-from rankfall.reporting.documents import document, text_at
-from rankfall.reporting.page import flow
-from rankfall.reporting.svg import (
+from rankfall.reporting.blocks import flow
+from rankfall.reporting.charts import (
     GRID,
     INK,
+    Axes,
     Scale,
+    Series,
     circle,
     color,
+    document,
+    grid,
     line,
+    lines,
     panel,
     rect,
     round_powers,
     text,
+    text_at,
     text_width,
     tick_labels,
 )

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.reporting.chart import figures_in
-from rankfall.reporting.comparison_page import comparison_content, comparison_page
-from rankfall.reporting.comparison_table import csv_table, markdown_table
-from rankfall.reporting.page import GENERATOR
-from rankfall.reporting.run_page import run_content, run_page
-from rankfall.reporting.stream_page import stream_content, stream_page
-from rankfall.reporting.stream_table import markdown_tables
+from rankfall._tables import Tables, draws
+from rankfall.reporting.blocks import figures_in
+from rankfall.reporting.comparison import (
+    comparison_page_blocks,
+    csv_table,
+    intervals_chart,
+    main_metric,
+    markdown_table,
+    markdown_tables,
+    stream_figure,
+    stream_page_blocks,
+)
+from rankfall.reporting.diagnosis import front_chart
+from rankfall.reporting.funnel import funnel_of_summary
+from rankfall.reporting.html import GENERATOR, page
+from rankfall.reporting.inspection import search_figure
+from rankfall.reporting.run import run_page_blocks
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
 from rankfall.storage.trust import stored_code
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
-from rankfall.studies.results import ComparisonResult, SplitEvaluation, StreamResult
+from rankfall.studies.plan.plan_result import PlanResult
+from rankfall.studies.results import ComparisonResult, EvaluationSummary, SearchResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
 from rankfall.training.run_directory import CONFIG, REPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rankfall.reporting.chart import Chart
+    from rankfall.reporting.blocks import Block
+    from rankfall.reporting.charts import Chart
+
 
 _NO_RESULT = (
     f"{{path}} is neither a run nor a comparison nor a stream: it has no {CONFIG} (from 'rankfall train'), no "
@@ -34,13 +47,13 @@ def write_comparison(result: ComparisonResult, out: Path) -> None:
     """Write ``comparison.csv``, ``comparison.md`` and ``report.html`` of a comparison to its directory."""
     write_file(out / "comparison.csv", csv_table(result))
     write_file(out / "comparison.md", markdown_table(result))
-    _write_page(_comparison_page(result, out), out / REPORT)
+    _write_page(page(*_comparison_page(result, out)), out / REPORT)
 
 
 def write_stream(result: StreamResult, out: Path) -> None:
     """Write ``stream.md`` and ``report.html`` of a stream to its directory."""
     write_file(out / TABLES, markdown_tables(result))
-    _write_page(_stream_page(result, out), out / REPORT)
+    _write_page(page(*_stream_page(result, out)), out / REPORT)
 
 
 def write_report(path: Path, out: Path | None = None, *, trust: bool = False) -> Path:
@@ -54,7 +67,7 @@ def write_report(path: Path, out: Path | None = None, *, trust: bool = False) ->
     out = out or path / REPORT
     _check_replaceable(out)
     with stored_code(path, trust=trust):
-        _write_page(page_of(path), out)
+        _write_page(page(*blocks_of(path)), out)
     return out
 
 
@@ -68,19 +81,8 @@ def write_evaluation_report(run: Path, measured: Path, *, trust: bool = False) -
     """
     out = measured / REPORT
     with stored_code(run, trust=trust):
-        _write_page(run_page(run, measured), out)
+        _write_page(page(*run_page_blocks(run, measured)), out)
     return out
-
-
-def page_of(path: Path) -> str:
-    """Return the page of a directory of a run, a comparison or a stream as HTML."""
-    if (path / COMPARISON).is_file():
-        return _comparison_page(ComparisonResult.load(path / COMPARISON), path)
-    if (path / STREAM).is_file():
-        return _stream_page(StreamResult.load(path / STREAM), path)
-    if (path / CONFIG).is_file():
-        return run_page(path)
-    raise ValueError(_NO_RESULT.format(path=path))
 
 
 def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
@@ -90,24 +92,27 @@ def figures_of(path: Path, *, trust: bool = False) -> dict[str, Chart]:
         path: directory of a run, a comparison or a stream.
         trust: import the code that the configuration of a run names; see :mod:`rankfall.storage.trust`.
     """
+    with stored_code(path, trust=trust):
+        return figures_in(blocks_of(path)[1])
+
+
+def blocks_of(path: Path) -> tuple[str, list[Block]]:
+    """Return the title and the blocks of the page of a directory of a run, a comparison or a stream."""
     if (path / COMPARISON).is_file():
-        result = ComparisonResult.load(path / COMPARISON)
-        return figures_in(comparison_content(result, _evaluations(result, path)))
+        return _comparison_page(ComparisonResult.load(path / COMPARISON), path)
     if (path / STREAM).is_file():
-        return figures_in(stream_content(StreamResult.load(path / STREAM)))
+        return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
-        with stored_code(path, trust=trust):
-            return figures_in(run_content(path))
+        return run_page_blocks(path)
     raise ValueError(_NO_RESULT.format(path=path))
 
 
-def _comparison_page(result: ComparisonResult, path: Path) -> str:
-    command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}"
-    title, measured = f"Comparison {path.name}", _evaluations(result, path)
-    if (path / COMPARISON_CONFIG).is_file():
-        config = _text(path / COMPARISON_CONFIG)
-        return comparison_page(result, title=title, command=command, config=config, measured=measured)
-    return comparison_page(result, title=title, config=_text(path / CONFIG), measured=measured)  # of a demo
+def _comparison_page(result: ComparisonResult, path: Path) -> tuple[str, list[Block]]:
+    own = _text(path / COMPARISON_CONFIG)
+    command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}" if own else ""
+    config = own or _text(path / CONFIG)  # of a demo
+    measured = _evaluations(result, path)
+    return f"Comparison {path.name}", comparison_page_blocks(result, command=command, config=config, measured=measured)
 
 
 def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
@@ -116,10 +121,10 @@ def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
     return [SplitEvaluation.load(file) for file in files if file.is_file()]
 
 
-def _stream_page(result: StreamResult, path: Path) -> str:
-    command = f"rankfall stream {path / STREAM_CONFIG} --out {path} --force"
+def _stream_page(result: StreamResult, path: Path) -> tuple[str, list[Block]]:
     config = _text(path / STREAM_CONFIG)
-    return stream_page(result, title=f"Stream {path.name}", command=command if config else "", config=config)
+    command = f"rankfall stream {path / STREAM_CONFIG} --out {path} --force" if config else ""
+    return f"Stream {path.name}", stream_page_blocks(result, command=command, config=config)
 
 
 def _text(path: Path) -> str:
@@ -139,3 +144,38 @@ def _check_replaceable(out: Path) -> None:
         and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")
     ):
         raise ValueError(f"out: {out} exists and is not a report; name another file")
+
+
+AnyTables = TypeVar("AnyTables", bound=Tables)
+
+
+def shown_in(result: AnyTables, directory: Path | None) -> AnyTables:
+    """Return a result that knows the directory of its files, and that notebooks show with its figure."""
+    return result.stored_in(directory)
+
+
+@draws(EvaluationSummary)
+def _funnel(result: EvaluationSummary) -> str | None:
+    return funnel_of_summary(result).svg() if result.funnel else None
+
+
+@draws(ComparisonResult)
+def _intervals(result: ComparisonResult) -> str | None:
+    chart = intervals_chart(result, main_metric(result))
+    return chart.svg() if chart else None
+
+
+@draws(StreamResult)
+def _curves(result: StreamResult) -> str | None:
+    return stream_figure(result).svg() if any(day.methods for day in result.days) else None
+
+
+@draws(SearchResult)
+def _history(result: SearchResult) -> str | None:
+    figure = search_figure(result, result.directory.name if result.directory else result.metric)
+    return figure.svg() if figure else None
+
+
+@draws(PlanResult)
+def _front(result: PlanResult) -> str | None:
+    return front_chart(result).svg() if result.front else None

@@ -13,9 +13,9 @@ from rich.console import Console
 
 import rankfall as rf
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.reporting.diagnosis_section import diagnosis_section
-from rankfall.reporting.diagnosis_table import terminal_diagnosis
-from rankfall.reporting.page import _environment
+from rankfall.reporting import html
+from rankfall.reporting.diagnosis import diagnosis_blocks
+from rankfall.reporting.terminal import show
 from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.evaluate import collect_scores
@@ -228,8 +228,7 @@ def test_progress_is_reported(trained: Path) -> None:
 
 
 def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
-    template = _environment().get_template("diagnosis_section.html")
-    page = template.render(diagnosis=diagnosis_section(diagnosis))
+    page = html.page("", diagnosis_blocks(diagnosis))
     for finding in diagnosis.findings:
         assert finding.stage in page
     for one in diagnosis.worst_requests:
@@ -243,9 +242,9 @@ def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
 
 def test_the_terminal_is_not_wider_than_a_pipe(diagnosis: Diagnosis) -> None:
     console = Console(width=120, file=io.StringIO())
-    console.print(terminal_diagnosis(diagnosis))
+    console.print(show(diagnosis_blocks(diagnosis)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 120
     assert "…" not in text
-    assert "agreement of neighbouring stages" in text
+    assert "Agreement of neighbouring stages" in text
     assert "retrieval, near the cut" in text

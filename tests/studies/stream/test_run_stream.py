@@ -22,8 +22,8 @@ from rich.console import Console
 from scipy import stats
 
 from rankfall._config import ConfigError
-from rankfall.reporting.stream_page import stream_figure
-from rankfall.reporting.stream_table import markdown_tables, terminal_stream
+from rankfall.reporting.comparison import markdown_tables, stream_blocks, stream_figure
+from rankfall.reporting.terminal import show
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.comparison_plan import validated
 from rankfall.studies.evaluate import evaluate_run
@@ -275,7 +275,7 @@ def test_days_on_which_nothing_can_be_measured(out: Path) -> None:
     result = StreamResult.load(out / "stream.json")
     days = [DayResult(entry.day, 40, [], []) for entry in result.days]
     result = replace(result, days=days, methods=[], tests=[], incomplete=["LCRON", "BCE, all"])
-    Console(width=80, file=io.StringIO()).print(terminal_stream(result))
+    Console(width=80, file=io.StringIO()).print(show(stream_blocks(result)))
     assert "LCRON" in markdown_tables(result)
 
 
@@ -283,7 +283,7 @@ def test_a_narrow_terminal_folds_tables(out: Path) -> None:
     result = StreamResult.load(out / "stream.json")
     for width in (40, 80):
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(terminal_stream(result))
+        console.print(show(stream_blocks(result)))
         text = console.export_text()
         assert all(len(line) <= width for line in text.splitlines())
         assert "…" not in text

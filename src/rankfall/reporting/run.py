@@ -1,4 +1,4 @@
-"""The page of a run: its funnel, headline, what to do next, diagnosis and plan, then details and training."""
+"""A run: its evaluation as blocks, and its page, with the funnel, what to do next, diagnosis, plan and training."""
 
 from __future__ import annotations
 
@@ -11,42 +11,46 @@ import pyarrow.parquet as pq
 
 from rankfall._config import Result
 from rankfall.reporting import charts
-from rankfall.reporting.advice import advise
-from rankfall.reporting.comparison_table import short
-from rankfall.reporting.diagnosis_section import diagnosis_section
-from rankfall.reporting.funnel_chart import funnel_chart, stages_in, steps_of
-from rankfall.reporting.page import (
+from rankfall.reporting.blocks import (
     ARROWS,
+    Block,
     Cell,
+    Code,
+    Columns,
+    Row,
+    Section,
     Table,
-    Tile,
+    Text,
+    Tiles,
     decimal,
     directions,
     estimate_cell,
     flow,
-    render,
-    sentences,
+    warned,
     words,
 )
-from rankfall.reporting.plan_section import plan_section
+from rankfall.reporting.charts import short
+from rankfall.reporting.diagnosis import advice_blocks, advise, diagnosis_blocks, plan_blocks
+from rankfall.reporting.funnel import funnel_chart, stages_in, steps_of
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
 from rankfall.training.cascade_metrics import CHANCE
-from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
+from rankfall.training.config.component_checks import ALONE, JOINT, SHOWN, higher_is_better, shown_name
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.methods import method_of
 from rankfall.training.run_directory import CONFIG, DAYS, is_finished, read_config, read_lines, read_result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
-    from rankfall.reporting.chart import Chart
-    from rankfall.reporting.funnel_chart import Step
-    from rankfall.training.cascade_metrics import ListFigures, StageFigures
+    from rankfall.reporting.charts import Chart
+    from rankfall.reporting.funnel import Step
+    from rankfall.studies.results import EvaluationSummary
+    from rankfall.training.cascade_metrics import StageFigures
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
 
@@ -57,10 +61,102 @@ BINS = 10
 TILES = 8  # figures of the headline
 
 _R = TypeVar("_R", bound=Result)
-_EVALUATION_PARTS = (
-    *("metric", "funnel", "headline", "headline_note", "advice", "diagnosis", "plan", "stages", "metrics"),
-    *("histogram", "quantiles", "worst"),
-)
+
+
+# --- the evaluation -----------------------------------------------------------------------------------------------
+
+
+def evaluation_blocks(summary: EvaluationSummary, title: str) -> list[Block]:
+    """Return the funnel, the metrics with intervals and chance levels, and notes about lists that do not count."""
+    lists = "lists" if summary.funnel is None else "impressions"
+    warnings = [Text(f"warning: {text}", style="yellow") for text in summary.warnings]
+    stages = [_stages_table(summary)] if summary.funnel else []
+    return [Text(f"{title}: {summary.impressions:,} {lists}"), *warnings, *stages, *_metric_blocks(summary)]
+
+
+def _counted(summary: EvaluationSummary) -> int:
+    """Return the number of impressions that count: those with a relevant item."""
+    return summary.impressions - summary.undefined["joint_recall"]
+
+
+def _stages_table(summary: EvaluationSummary) -> Table:
+    """Return what each stage keeps and loses, beside production if it is known."""
+    funnel = summary.funnel or ()
+    production = {one.stage: one for one in summary.production or ()}
+    alone = any(one.alone for one in funnel)
+    head = ["stage", "keeps", "arrived", "kept", "chance", "lost", "of all losses"]
+    further = ["left", *(["alone: recall", "alone: chance"] if alone else [])]
+    rows: list[Row] = []
+    for one in funnel:
+        row: list[str | Cell] = [one.stage, f"{one.quota:,}", f"{one.entered:,.1f}", estimate_cell(one.kept)]
+        row += [short(one.chance), estimate_cell(one.lost), estimate_cell(one.loss_share, "{:.0%}".format)]
+        row += [estimate_cell(one.survived)]
+        if alone:
+            row.append(estimate_cell(one.alone) if one.alone else "none")
+            row.append("none" if one.alone_chance is None else short(one.alone_chance))
+        if production:
+            row.append(short(production[one.stage].kept.value) if one.stage in production else "none")
+        rows.append(row)
+    return Table(
+        [*head, *further, *(["production: kept"] if production else [])],
+        rows,
+        title=f"What each stage keeps of the relevant items that arrive, n = {_counted(summary):,}",
+        numbers_only=["lost", "of all losses"],
+        caption="Arrived: items per request. Left and lost: shares of the ground truth. Chance: what a random stage "
+        "would keep of what arrived." + " Alone: the stage by itself, over the whole list." * alone,
+        better={"left": "up", "kept": "up", "lost": "down", "alone: recall": "up", "production: kept": "up"},
+        page_only=further,
+    )
+
+
+def _metric_blocks(summary: EvaluationSummary) -> list[Block]:
+    """Return all metrics but those of the funnel, and notes."""
+    names = list(summary.metrics)
+    if summary.funnel:
+        apart = [[name for name in names if f"/{kind}/" in name] for kind in (ALONE, SHOWN)]
+        drawn = {f"{stage.stage}/{figure}" for stage in summary.funnel for figure in ("lost", "survived")}
+        last = f"{summary.funnel[-1].stage}/"  # what is left after the last stage is that of the whole cascade
+        whole = [name for name in names if name not in drawn.union(*apart) and not name.startswith(last)]
+        names = [*whole, *apart[0], *apart[1]]
+    rows: list[Row] = []
+    for name in names:
+        value, chance = summary.metrics[name], summary.chance[name]
+        low, high = summary.intervals.get(name, (math.nan, math.nan))
+        interval = "none" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
+        difference = "none" if math.isnan(value - chance) else f"{value - chance:+z.4f}"
+        defined = f"{summary.impressions - summary.undefined[name]:,}"
+        rows.append([shown_name(name), decimal(value), interval, decimal(chance), defined, difference])
+    head = ["metric", "mean", "95 % interval", "chance", "n", "difference"]
+    table = Table(head, rows, better=directions(names), page_only=["difference"])
+    return [table, *(Text(note, "soft") for note in _notes(summary))]
+
+
+def _needs_a_relevant_item(metric: str) -> bool:
+    """Return whether a metric is undefined exactly on lists without a relevant item: not pairs, value or feedback."""
+    return metric == "joint_recall" or ("/" not in metric and not metric.startswith(("opa", "joint")))
+
+
+def _notes(summary: EvaluationSummary) -> Iterator[str]:
+    what = "document" if summary.funnel is None else "item"
+    without = max((count for name, count in summary.undefined.items() if _needs_a_relevant_item(name)), default=0)
+    if without:
+        yield f"{without:,} of {summary.impressions:,} have no relevant {what} and are excluded from the means"
+    if len(set(summary.undefined.values())) > 1:
+        yield "n: on how many of them a metric is defined"
+    for stage, whole in (summary.kept_whole or {}).items():
+        if whole:
+            yield (
+                f"{whole:,} of {_counted(summary):,} that count are not longer than the quota of {stage}, which drops "
+                "none of their items"
+            )
+    if any(not math.isnan(low) for low, _ in summary.intervals.values()):
+        unit = "lists" if summary.funnel is None else summary.resampled
+        yield f"{ARROWS.rstrip('.')}; intervals: bootstrap over {unit}"
+    if summary.production_note:
+        yield f"production: {summary.production_note}"
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,40 +177,25 @@ class _Evaluated:
         return column
 
 
-@dataclass(frozen=True)
-class _Funnel:
-    """The picture of the funnel with the text around it."""
-
-    about: str
-    chart: Chart
-    notes: list[str]
-
-
-def run_page(run: Path, measured: Path | None = None) -> str:
-    """Return the page of a run as HTML.
+def run_page_blocks(run: Path, measured: Path | None = None) -> tuple[str, list[Block]]:
+    """Return the title and the blocks of the page of a run.
 
     Args:
         run: Run directory.
         measured: Directory of another evaluation of the run, with its diagnosis. Default: the run directory.
     """
-    return render("run.html", **run_content(run, measured))
-
-
-def run_content(run: Path, measured: Path | None = None) -> dict[str, Any]:
-    """Return the parts of the page of a run, for the template; see :func:`run_page`."""
     config, lines = read_config(run), read_lines(run)
     evaluated = _load_evaluation(measured or run)
-    return {
-        "title": ", ".join([f"Run {run.name}", *_overrides(evaluated)]),
-        **(_evaluation_parts(run, measured or run, config, evaluated) if evaluated else _without_evaluation(run)),
-        **_training_parts(config, lines),
-        "about": _about_table(run, config, lines),
-        "config": (run / CONFIG).read_text(encoding="utf-8"),
-        "config_name": CONFIG,
-    }
-
-
-# --- evaluation ---------------------------------------------------------------------------------------------------
+    overrides = (evaluated.summary.overrides or []) if evaluated else []
+    above, worst = (
+        _evaluation_sections(run, measured or run, config, evaluated) if evaluated else (_without_evaluation(run), [])
+    )
+    about: list[Block] = [
+        _about_table(run, config, lines),
+        Code((run / CONFIG).read_text(encoding="utf-8"), name=CONFIG),
+    ]
+    below = Columns([*([worst] if worst else []), [Section("Configuration", about)]])
+    return ", ".join([f"Run {run.name}", *overrides]), [*above, Section("Training", _training(config, lines)), below]
 
 
 def _load_evaluation(run: Path) -> _Evaluated | None:
@@ -127,58 +208,47 @@ def _load_evaluation(run: Path) -> _Evaluated | None:
     return None
 
 
-def _overrides(evaluated: _Evaluated | None) -> list[str]:
-    """Return what an evaluation measured differently from the configuration of its run."""
-    return (evaluated.summary.overrides or []) if evaluated else []
-
-
-def _without_evaluation(run: Path) -> dict[str, Any]:
-    parts: dict[str, Any] = dict.fromkeys(_EVALUATION_PARTS)
+def _without_evaluation(run: Path) -> list[Block]:
     if (run / DAYS).is_dir():
         text = "This is a run of a stream: 'validation' is measured on each day before the run is trained on it."
-        return {**parts, "summary": text, "evaluate_command": "", "warnings": []}
-    text = "This run has not been evaluated yet."
-    return {**parts, "summary": text, "evaluate_command": f"rankfall evaluate {run}", "warnings": []}
+        return [Text(text, "lead")]
+    return [Text("This run has not been evaluated yet.", "lead"), Code(f"rankfall evaluate {run}")]
 
 
-def _evaluation_parts(run: Path, measured: Path, config: TrainConfig, evaluated: _Evaluated) -> dict[str, Any]:
-    method, summary = method_of(with_evaluation_overrides(config, _overrides(evaluated))), evaluated.summary
-    metric = _main_metric(method.main_metric, evaluated)
+def _evaluation_sections(
+    run: Path, measured: Path, config: TrainConfig, evaluated: _Evaluated
+) -> tuple[list[Block], list[Block]]:
+    """Return the sections above the training, and that of the worst lists, unless the diagnosis shows them."""
+    summary, overrides = evaluated.summary, evaluated.summary.overrides or []
+    method = method_of(with_evaluation_overrides(config, overrides))
+    metric = method.main_metric if method.main_metric in summary.metrics else next(iter(summary.metrics))
     steps = steps_of(summary.funnel or ())
     diagnosis, plan = _load(measured / DIAGNOSIS, Diagnosis), _load(measured / PLAN, PlanResult)
-    histogram, quantiles = _distribution(evaluated, metric)
-    return {
-        "metric": shown_name(metric),
-        "summary": _summary(steps, evaluated, metric),
-        "evaluate_command": "",
-        "funnel": _funnel(method.funnel, steps, evaluated) if method.funnel and steps else None,
-        "warnings": sentences(summary.warnings),
-        "headline": [*_headline(evaluated, metric), *map(_kept_tile, summary.funnel or ())],
-        "headline_note": _headline_note(evaluated),
-        "advice": advise(str(run), diagnosis, plan, _overrides(evaluated)) if steps else None,
-        "diagnosis": diagnosis_section(diagnosis) if diagnosis else None,
-        "plan": _plan_parts(plan, summary.warnings) if plan else None,
-        "stages": _stages_table(summary.funnel) if summary.funnel else None,
-        "metrics": _metrics_table(evaluated, hidden=steps),
-        "histogram": histogram,
-        "quantiles": quantiles,
-        "worst": None if diagnosis and diagnosis.worst_requests else _worst_table(evaluated, metric),
-    }
-
-
-def _plan_parts(plan: PlanResult, told: Sequence[str]) -> dict[str, Any]:
-    """Return the section of the plan without the warnings that the page has already."""
-    return plan_section(plan) | {"warnings": sentences(text for text in plan.warnings if text not in told)}
+    warnings, worst = warned(summary.warnings), _worst_table(evaluated, metric)
+    blocks: list[Block] = [Text(_summary(steps, evaluated, metric), "lead")]
+    if method.funnel and steps:
+        chart = funnel_chart(steps, steps_of(summary.production) if summary.production else None)
+        blocks.append(Section("Funnel", [Text(_about_funnel(method.funnel, summary)), chart, *warnings]))
+    else:
+        blocks += warnings
+    blocks.append(Section("Headline", [_headline(evaluated, metric), Text(_headline_note(evaluated), "soft")]))
+    if steps:
+        blocks.append(Section("What to do next", advice_blocks(advise(str(run), diagnosis, plan, overrides))))
+    blocks += [Section("Diagnosis", diagnosis_blocks(diagnosis))] if diagnosis else []
+    blocks += [Section("Plan", plan_blocks(plan, told=summary.warnings))] if plan else []
+    blocks += [Section("Stages", [_stages_table(summary)])] if steps else []
+    distribution = _distribution(evaluated, metric)
+    metrics = [Section("Metrics", _metric_blocks(summary))]
+    beside = [[Section(f"Distribution of {shown_name(metric)}", distribution)]] if distribution else []
+    blocks.append(Columns([metrics, *beside]))
+    if worst is None or (diagnosis and diagnosis.worst_requests):
+        return blocks, []
+    return blocks, [Section(f"Lists with the worst {shown_name(metric)}", [worst])]
 
 
 def _load(path: Path, kind: type[_R]) -> _R | None:
     """Return a result in the run directory, None if it has not been computed."""
     return kind.load(path) if path.is_file() else None
-
-
-def _main_metric(wanted: str, evaluated: _Evaluated) -> str:
-    """Return the metric whose distribution and worst lists are shown."""
-    return wanted if wanted in evaluated.summary.metrics else next(iter(evaluated.summary.metrics))
 
 
 def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
@@ -199,83 +269,38 @@ def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
     return text
 
 
-# --- the funnel ---------------------------------------------------------------------------------------------------
-
-
-def _funnel(sizes: Funnel, steps: Sequence[Step], evaluated: _Evaluated) -> _Funnel:
-    """Return the share of relevant items left after each stage, beside that of production if it is known."""
-    summary = evaluated.summary
+def _about_funnel(sizes: Funnel, summary: SplitEvaluation) -> str:
     best = min(1.0, min(sizes.quotas.values()) / sizes.relevant)
     ideal = "all of them" if best == 1 else f"{short(best)} of them, as a quota is smaller than their number"
     about = (
         f"Shares of the relevant items (the ground truth: at most {sizes.relevant:,} per request) that are left after "
         f"each stage. A perfect cascade would keep {ideal}. Kept and chance are shares of what arrived at the stage."
     )
-    if summary.lists:
-        about += f" {_lists(summary.lists)}"
-    notes = [summary.production_note] if summary.production_note else []
-    notes += [
-        f"{count:,} lists with a relevant item are not longer than the quota of {stage}, which drops none of their "
-        "items."
-        for stage, count in (summary.kept_whole or {}).items()
-        if count
-    ]
-    return _Funnel(about, funnel_chart(steps, steps_of(summary.production) if summary.production else None), notes)
-
-
-def _lists(lists: ListFigures) -> str:
+    lists = summary.lists
+    if lists is None:
+        return about
     if lists.all_items:
-        return f"All {lists.catalogue:,} items were ranked for each request."
-    return f"Lists have {lists.mean_length:,.0f} items on average; the log has {lists.catalogue:,} items."
+        return f"{about} All {lists.catalogue:,} items were ranked for each request."
+    return f"{about} Lists have {lists.mean_length:,.0f} items on average; the log has {lists.catalogue:,} items."
 
 
-def _stages_table(funnel: Sequence[StageFigures]) -> Table:
-    """Return the figures of the funnel as a table."""
-    alone = any(one.alone for one in funnel)
-    head = ["stage", "keeps", "arrived", "left", "kept of what arrived", "chance", "lost", "share of losses"]
-    body: list[list[str | Cell]] = []
-    for one in funnel:
-        row: list[str | Cell] = [one.stage, f"{one.quota:,}", f"{one.entered:,.1f}".removesuffix(".0")]
-        row += [estimate_cell(one.survived, short), estimate_cell(one.kept, short), short(one.chance)]
-        row += [estimate_cell(one.lost, short), estimate_cell(one.loss_share, short)]
-        if alone:
-            row.append(estimate_cell(one.alone, short) if one.alone else "none")
-            row.append("none" if one.alone_chance is None else short(one.alone_chance))
-        body.append(row)
-    return Table(
-        [*head, *(["alone: recall", "alone: chance"] if alone else [])],
-        body,
-        caption="Small: 95 % intervals. Arrived: items per request. Left and lost: shares of the ground truth. Chance: "
-        "what a random stage would keep of what arrived." + " Alone: the stage by itself, over the whole list." * alone,
-        better={"left": "up", "kept of what arrived": "up", "lost": "down", "alone: recall": "up"},
-    )
-
-
-# --- metrics ------------------------------------------------------------------------------------------------------
-
-
-def _headline(evaluated: _Evaluated, metric: str) -> list[Tile]:
+def _headline(evaluated: _Evaluated, metric: str) -> Tiles:
     """Return the figures of the whole cascade, or all metrics of a ranker, the main one first."""
     summary = evaluated.summary
     of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
     names = [name for name in summary.metrics if name == metric or not name.startswith(of_stages or ("\0",))]
     names.sort(key=lambda name: name != metric)
-    better = directions(names)
-    return [
-        Tile(shown_name(name), short(summary.metrics[name]), better[shown_name(name)], _notes(summary, name))
-        for name in names[:TILES]
-    ]
+    tiles = []
+    for name in names[:TILES]:
+        ends = summary.intervals.get(name)
+        notes = [*([f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []), f"chance {short(summary.chance[name])}"]
+        tiles.append((shown_name(name), short(summary.metrics[name]), directions([name])[shown_name(name)], notes))
+    return Tiles([*tiles, *map(_kept_tile, summary.funnel or ())])
 
 
-def _kept_tile(one: StageFigures) -> Tile:
+def _kept_tile(one: StageFigures) -> tuple[str, str, str, list[str]]:
     ends = [] if math.isnan(one.kept.low) else [f"[{short(one.kept.low)}, {short(one.kept.high)}]"]
-    return Tile(f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"])
-
-
-def _notes(summary: SplitEvaluation, name: str) -> list[str]:
-    ends = summary.intervals.get(name)
-    notes = [f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []
-    return [*notes, f"chance {short(summary.chance[name])}"]
+    return f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"]
 
 
 def _headline_note(evaluated: _Evaluated) -> str:
@@ -286,36 +311,12 @@ def _headline_note(evaluated: _Evaluated) -> str:
     return f"{text}. {ARROWS}"
 
 
-def _metrics_table(evaluated: _Evaluated, hidden: Sequence[Step]) -> Table:
-    """Return all metrics but those of the funnel, which the picture shows."""
-    summary = evaluated.summary
-    undefined = max(summary.undefined.values())
-    caption = f"Means over {summary.impressions:,} {evaluated.lists} of {summary.split}."
-    if undefined:
-        caption += f" Lists on which a metric is undefined, at most {undefined:,}, are excluded from its mean."
-    drawn = {f"{step.stage}/{what}" for step in hidden for what in ("lost", "survived")}
-    names = [name for name in summary.metrics if name not in drawn]
-    body: list[list[str | Cell]] = []
-    for name in names:
-        value, ends = summary.metrics[name], summary.intervals.get(name)
-        interval = [f"{short(ends[0])} to {short(ends[1])}" if ends else "none"] if summary.intervals else []
-        chance = summary.chance[name]
-        body.append([shown_name(name), decimal(value), *interval, decimal(chance), _difference(value - chance)])
-    interval = ["95 % interval"] if summary.intervals else []
-    head = ["metric", "mean", *interval, "chance", "difference"]
-    return Table(head, body, caption=caption, better=directions(names))
-
-
-def _difference(value: float) -> str:
-    return "none" if np.isnan(value) else f"{value:+z.4f}"
-
-
-def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Chart | None, Table | None]:
+def _distribution(evaluated: _Evaluated, metric: str) -> list[Block]:
     """Return a histogram and quantiles of a metric over the lists."""
     values = evaluated.column(metric)
     values = values[~np.isnan(values)]
     if not len(values):
-        return None, None
+        return []
     low, high = (0.0, 1.0) if values.min() >= 0 and values.max() <= 1 else (values.min(), values.max())
     step = (high - low) / BINS or 1.0
     counts = np.bincount(np.rint((values - low) / step).astype(int), minlength=BINS + 1)
@@ -328,7 +329,7 @@ def _distribution(evaluated: _Evaluated, metric: str) -> tuple[Chart | None, Tab
         label=f"Share of {lists} by their {metric}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares),
         caption=f"{shown_name(metric)} of single {lists}, each counted at the nearest of {BINS + 1} values.",
     )
-    return histogram, Table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])
+    return [histogram, Table(["quantile", "5 %", "25 %", "50 %", "75 %", "95 %"], [[metric, *map(short, quantiles)]])]
 
 
 def _worst_table(evaluated: _Evaluated, metric: str) -> Table | None:
@@ -366,7 +367,7 @@ def _about_table(run: Path, config: TrainConfig, lines: Sequence[Mapping[str, An
         "seed": str(config.training.seed),
         "result": _outcome(run, config, lines),
     }
-    body: list[list[str | Cell]] = [[name, words(text)] for name, text in about.items()]
+    body: list[Row] = [[name, words(text)] for name, text in about.items()]
     return Table([], body)
 
 
@@ -393,26 +394,23 @@ def _days(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [line["day"] for line in lines if "day" in line]
 
 
-def _training_parts(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _training(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return the curves of the loss, its terms and the validation metrics; a table if there is one epoch."""
-    parts: dict[str, Any] = {"curves": [], "single_epoch": None, "training_note": ""}
     if not epochs:
-        return parts | {"training_note": "No epoch has been finished."}
+        return [Text("No epoch has been finished.", "soft")]
     step = "day" if _days(epochs) else "epoch"
     losses, metrics = _losses(config, epochs), _validation(config.training.metric, epochs)
     if len(epochs) == 1:
         values = {**losses, **{f"validation {name}": points for name, points in metrics.items()}}
-        body = [[name, decimal(points[0][1])] for name, points in values.items()]
-        return parts | {"single_epoch": Table([f"after one {step}", ""], body)}
+        return [Table([f"after one {step}", ""], [[name, decimal(points[0][1])] for name, points in values.items()])]
     speed = epochs[-1].get("impressions_per_second") or epochs[-1].get("lists_per_second")
     last = "on the last day" if step == "day" else "in the last epoch"
     once = {name: points[0] for name, points in metrics.items() if len(points) == 1}  # one point is no curve
     notes = [f"Validation {name} {short(value)} in {step} {at:.0f}." for name, (at, value) in once.items()]
+    notes += [f"{speed:,.0f} lists per second {last}."] if speed else []
     drawn = {f"Training loss by {step}": losses, f"Validation by {step}": {} if once else metrics}
-    return parts | {
-        "curves": [_curve(title, series) for title, series in drawn.items() if series],
-        "training_note": " ".join([*notes, f"{speed:,.0f} lists per second {last}." if speed else ""]).strip(),
-    }
+    curves = Columns([[_curve(title, series)] for title, series in drawn.items() if series])
+    return [curves, *([Text(" ".join(notes), "soft")] if notes else [])]
 
 
 def _losses(config: TrainConfig, epochs: Sequence[Mapping[str, Any]]) -> Points:

@@ -12,10 +12,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rankfall.reporting.chart import Chart, Key, Panel, Strip
-from rankfall.reporting.charts import on_axis
-from rankfall.reporting.comparison_table import estimate, short
-from rankfall.reporting.svg import GONE, INK, KEPT, LOST, ON_KEPT, Scale, color, line, pointer, rect, text
+from rankfall.reporting.charts import (
+    GONE,
+    INK,
+    KEPT,
+    LOST,
+    ON_KEPT,
+    Chart,
+    Key,
+    Panel,
+    Scale,
+    Strip,
+    color,
+    estimate,
+    line,
+    on_axis,
+    pointer,
+    rect,
+    short,
+    text,
+)
 from rankfall.training.config.component_checks import JOINT
 
 if TYPE_CHECKING:
@@ -23,6 +39,7 @@ if TYPE_CHECKING:
 
     from rankfall.studies.results import EvaluationSummary, MetricSummary
     from rankfall.training.cascade_metrics import Estimate, StageFigures
+
 
 _SCALE = Scale(0.0, 1.0)
 _NARROW = 10  # percent that a number needs in a wide bar; in a narrow one there is no room for a sign
