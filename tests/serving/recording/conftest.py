@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections and messages may take longer on a busy machine; tests of servers that do not answer shorten it."""
-    for module in ("nats_connection", "sinks.nats_sink", "kafka_client", "sources.kafka_source"):
+    for module in ("nats", "kafka"):
         monkeypatch.setattr(f"rankfall.serving.recording.{module}.CONNECT_SECONDS", 20.0)
     give_up_after(20.0, monkeypatch)
 
 
 def give_up_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the time after which sinks give up a message."""
-    for module in ("nats_sink", "kafka_sink"):
-        monkeypatch.setattr(f"rankfall.serving.recording.sinks.{module}.DELIVERY_SECONDS", seconds)
+    for module in ("nats", "kafka"):
+        monkeypatch.setattr(f"rankfall.serving.recording.{module}.DELIVERY_SECONDS", seconds)
 
 
 @pytest.fixture
