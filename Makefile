@@ -44,17 +44,21 @@ strace:
 
 # Tests of services and of other processes wait a lot, so that three processes keep two cores busy. The checks of `lint`
 # run meanwhile; their output follows that of the tests, and either of both fails the target. In a fresh clone one process
-# imports everything first, otherwise each of the three would compile it. Trials take minutes each: test-all runs them too.
+# imports everything first, otherwise each of the three would compile it.
 TESTS ?= not trial
 test: .venv/.dev browser strace
 	@log=$$(mktemp); $(MAKE) --no-print-directory lint >"$$log" 2>&1 & lint=$$!; \
 	test -d src/rankfall/__pycache__ || $(BIN)/pytest --collect-only --quiet >/dev/null; \
-	$(BIN)/pytest -n 3 --dist loadgroup -m "$(TESTS)"; tests=$$?; \
+	$(BIN)/pytest -n 3 --dist loadgroup --durations=25 -m "$(TESTS)"; tests=$$?; \
 	wait $$lint; checks=$$?; cat "$$log"; rm -f "$$log"; \
 	test $$tests -eq 0 && test $$checks -eq 0
 
+# Before a release: with trials (services under load, Ray, notebooks, all widths of pages, ...), rounds of generated cases
+# from new seeds, and every command with a fault at each operation on disk. More than an hour.
 test-all:
-	@$(MAKE) --no-print-directory test TESTS="trial or not trial"
+	$(MAKE) --no-print-directory test TESTS="trial or not trial"
+	$(MAKE) --no-print-directory fuzz MINUTES=15
+	$(MAKE) --no-print-directory faults
 
 # A check while working: less than three minutes on two cores, and every package is covered.
 test-fast: .venv/.dev

@@ -143,6 +143,7 @@ def content(directory: Path) -> dict[str, bytes]:
 # --- the engine -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.trial
 def test_results_come_in_order_from_other_processes_a_few_at_a_time(engine: _ray.Ray) -> None:
     drawn: list[int] = []
     done: list[int] = []
@@ -161,6 +162,7 @@ def test_results_come_in_order_from_other_processes_a_few_at_a_time(engine: _ray
     assert len(processes) == engine.workers == 2
 
 
+@pytest.mark.trial
 def test_the_error_is_that_of_the_first_part(engine: _ray.Ray) -> None:
     for one in (LOCAL, engine):
         found = one.map(partial(failing_work.squared_unless, [5, 3]), range(9))
@@ -170,6 +172,7 @@ def test_the_error_is_that_of_the_first_part(engine: _ray.Ray) -> None:
         assert type(error.value) is ValueError
 
 
+@pytest.mark.trial
 def test_an_error_in_making_parts_comes_after_those_before_it(engine: _ray.Ray) -> None:
     def parts() -> Iterator[int]:
         yield from (0, 1, 2)
@@ -184,12 +187,14 @@ def test_an_error_in_making_parts_comes_after_those_before_it(engine: _ray.Ray) 
             list(one.map(partial(failing_work.squared_unless, [2]), parts()))
 
 
+@pytest.mark.trial
 def test_a_mistake_of_ours_can_be_traced_back(engine: _ray.Ray) -> None:
     with pytest.raises(IndexError) as error:
         list(engine.map(failing_work.broken, [0]))
     assert "failing_work.py" in str(error.value.__cause__)
 
 
+@pytest.mark.trial
 def test_a_part_whose_worker_dies_is_done_again(engine: _ray.Ray, tmp_path: Path) -> None:
     work = partial(failing_work.squared_with_one_kill, tmp_path / "died")
     assert list(engine.map(work, range(6))) == [part**2 for part in range(6)]
@@ -213,6 +218,7 @@ def test_a_log_is_prepared_to_the_same_bytes(engine: _ray.Ray, source: Path, tmp
         ][-1]
 
 
+@pytest.mark.trial
 @pytest.mark.usefixtures("small_parts")
 def test_bad_rows_are_found_and_dropped_alike(engine: _ray.Ray, tmp_path: Path) -> None:
     write_rows(tmp_path / "raw", requests=20)
@@ -224,6 +230,7 @@ def test_bad_rows_are_found_and_dropped_alike(engine: _ray.Ray, tmp_path: Path) 
     assert json.loads(local["manifest.json"])["about"]["skipped"]["rows"] == 3
 
 
+@pytest.mark.trial
 @pytest.mark.usefixtures("small_parts")
 def test_a_worker_that_dies_changes_nothing_and_is_not_mentioned(
     engine: _ray.Ray, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -236,6 +243,7 @@ def test_a_worker_that_dies_changes_nothing_and_is_not_mentioned(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.trial
 @pytest.mark.usefixtures("small_parts")
 def test_errors_are_the_same_and_leave_nothing(engine: _ray.Ray, source: Path, tmp_path: Path) -> None:
     frame = pl.read_parquet(source / "log" / "3.parquet")
@@ -251,6 +259,7 @@ def test_errors_are_the_same_and_leave_nothing(engine: _ray.Ray, source: Path, t
     assert [path.name for path in tmp_path.iterdir()] == ["bad.parquet"]
 
 
+@pytest.mark.trial
 def test_recflow_is_prepared_to_the_same_bytes(engine: _ray.Ray, tmp_path: Path) -> None:
     layout = tmp_path / "RecFlow"
     simulate_recflow(Simulation(preset="tiny", days=3, requests_per_day=40), layout)
@@ -260,6 +269,7 @@ def test_recflow_is_prepared_to_the_same_bytes(engine: _ray.Ray, tmp_path: Path)
     assert content(tmp_path / "ray") == content(tmp_path / "local")
 
 
+@pytest.mark.trial
 def test_the_command_takes_an_engine(
     engine: _ray.Ray, source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +286,7 @@ def test_the_command_takes_an_engine(
     assert content(tmp_path / "ray") == content(tmp_path / "local")
 
 
+@pytest.mark.trial
 def test_a_part_whose_workers_die_again_and_again_is_given_up(
     engine: _ray.Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +307,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plant(tmp_path_factory.mktemp("lists"))
 
 
+@pytest.mark.trial
 def test_a_comparison_has_the_same_results(engine: _ray.Ray, lists: Path, tmp_path: Path) -> None:
     methods = {
         "softmax": {"loss": {"name": "softmax_loss"}, "tune": {"optimizer.lr": [0.01, 0.1]}},
@@ -321,11 +333,13 @@ def test_a_comparison_has_the_same_results(engine: _ray.Ray, lists: Path, tmp_pa
         assert outcome(tmp_path / "ray" / "runs" / name) == outcome(tmp_path / "local" / "runs" / name)
 
 
+@pytest.mark.trial
 def test_tasks_that_fail_leave_the_others_alone(engine: _ray.Ray) -> None:
     found = dict(run_tasks(failing_work.halved, [1, 2, 4], jobs=1, engine=engine))
     assert found == {1: Failure("task: found 1, expected an even number"), 2: 1, 4: 2}
 
 
+@pytest.mark.trial
 def test_a_search_does_its_trials(engine: _ray.Ray, lists: Path, tmp_path: Path) -> None:
     search = {"search": {"optimizer.lr": {"low": 1e-3, "high": 1.0, "log": True}}, "trials": 4}
     (tmp_path / "search.yaml").write_text(yaml.safe_dump(config_for(lists) | search))

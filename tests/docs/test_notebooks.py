@@ -23,6 +23,7 @@ def kinds(notebook: Any) -> list[list[list[str]]]:
     ]
 
 
+@pytest.mark.trial
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_has_its_outputs(path: Path, tmp_path: Path) -> None:

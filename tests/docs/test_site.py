@@ -18,6 +18,7 @@ import pytest
 from docs_site import api, commands, config_keys, methods
 from support import chromium
 from support.paths import ROOT
+from support.trials import trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,7 +236,7 @@ def opened(browser: Browser, server: str, width: int, problems: list[str]) -> Pa
 
 @pytest.mark.browser
 @chromium.needed
-@pytest.mark.parametrize("width", [390, 800, 1280])
+@pytest.mark.parametrize("width", [390, trial(800), trial(1280)])
 def test_pages_fit_and_load_without_errors(browser: Browser, server: str, width: int) -> None:
     problems: list[str] = []
     page = opened(browser, server, width, problems)

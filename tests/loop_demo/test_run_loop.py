@@ -41,6 +41,7 @@ class Steps:
         return self._stop_after is not None and len(list(self._files.answers.glob("*.json"))) >= self._stop_after
 
 
+@pytest.mark.trial
 @pytest.mark.service
 def test_a_loop_learns_from_what_users_did_and_goes_on_after_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from support import chromium
 from support.cascades import content, liked_log
 from support.command_line import run
 from support.results import METHODS, compared, streamed
+from support.trials import trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ def stream(methods: list[str]) -> str:
 
 
 @pytest.mark.parametrize("make", [comparison, stream])
-@pytest.mark.parametrize("wide", [320, 390, 1100, 1280])
+@pytest.mark.parametrize("wide", [trial(320), 390, trial(1100), trial(1280)])
 def test_nothing_is_wider_than_the_page(page: Page, make: Callable[[list[str]], str], wide: int) -> None:
     show(page, make(HOSTILE), wide)
     assert page.evaluate("document.documentElement.scrollWidth") == wide

@@ -31,6 +31,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_log(tmp_path_factory.mktemp("faults") / "log", impressions=50).path
 
 
+@pytest.mark.trial
 def test_killed_at_twenty_moments(forks: Forks, log: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(cascade_content(log, training={"epochs": 2})))
     program = forks.start(tmp_path / "config.yaml", tmp_path, "20", call="support.kill_loop:main")

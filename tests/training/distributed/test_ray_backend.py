@@ -75,6 +75,7 @@ def cascade_config(log: Path, **training: Any) -> CascadeConfig:
     return config
 
 
+@pytest.mark.trial
 def test_two_processes_train_as_one_though_one_is_killed_and_one_meets_an_error(
     engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ class Here:
         ray_backend._work(self.task)
 
 
+@pytest.mark.trial
 def test_stopped_ray_run_writes_checkpoint(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = cascade_config(liked_log(tmp_path / "log"), epochs=100_000, patience=None, checkpoint_every=1e9)
     monkeypatch.setattr(ray_backend, "_trainer", Here)
@@ -131,6 +133,7 @@ def test_stopped_ray_run_writes_checkpoint(engine: Ray, tmp_path: Path, monkeypa
     assert newest["position"]["step"] == (epoch - 1) * 10 + batch
 
 
+@pytest.mark.trial
 def test_messages_sent_at_the_end_arrive(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
 
@@ -154,6 +157,7 @@ def test_messages_sent_at_the_end_arrive(engine: Ray, tmp_path: Path, monkeypatc
         train_by_ray(cascade_config(tmp_path), tmp_path / "run", engine)
 
 
+@pytest.mark.trial
 def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").touch()
     seen: list[bool] = []
@@ -169,6 +173,7 @@ def test_a_run_is_to_be_replaced_until_it_is(engine: Ray, tmp_path: Path, monkey
     assert not is_marked_for_replacement(tmp_path)
 
 
+@pytest.mark.trial
 def test_there_are_no_more_processes_than_processors(engine: Ray, tmp_path: Path) -> None:
     config = cascade_config(tmp_path)
     with pytest.raises(ValueError, match="workers: found 3, expected at most 2"):
