@@ -23,6 +23,7 @@ from _pytest.doctest import DoctestItem
 from rankfall import register
 from support.fuzzing import register_profiles
 from support.network import Watch
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,15 @@ def network() -> Iterator[Watch]:
     yield _NETWORK
     seen, _NETWORK.seen[:] = list(_NETWORK.seen), []
     assert not seen, f"the test talks to other machines: {seen}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_in_the_repository() -> Iterator[None]:
+    """Tests write to their own directories; hidden names belong to tools, which run meanwhile."""
+    before = set(os.listdir(ROOT))
+    yield
+    left = {name for name in set(os.listdir(ROOT)) - before if not name.startswith(".")}
+    assert not left, f"this test, or one that runs meanwhile, leaves {sorted(left)} in the repository"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -107,19 +107,18 @@ def test_many_commands_are_found() -> None:
     assert len(COMMANDS) > 50
 
 
-@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else "")
-def test_shell_blocks_show_commands_and_options_that_exist(page: str, words: list[str]) -> None:
-    command = VERBS
-    rest = list(words)
-    while hasattr(command, "commands"):
-        assert rest, words
-        if rest[0].startswith("-"):
-            break
-        assert rest[0] in command.commands, words
-        command = command.commands[rest.pop(0)]
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    options |= {"--help", "-h"}
-    assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= options, words
+def test_shell_blocks_show_commands_and_options_that_exist() -> None:
+    for page, words in COMMANDS:
+        command, rest = VERBS, list(words)
+        while hasattr(command, "commands"):
+            assert rest, (page, words)
+            if rest[0].startswith("-"):
+                break
+            assert rest[0] in command.commands, (page, words)
+            command = command.commands[rest.pop(0)]
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        options |= {"--help", "-h"}
+        assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= options, (page, words)
 
 
 # --- execution -------------------------------------------------------------------------------------------------------

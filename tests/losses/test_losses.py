@@ -801,17 +801,17 @@ EXTREMES: dict[str, tuple[Numbers, Numbers]] = {
 
 @pytest.mark.witness("extremes")
 @every_case
-@pytest.mark.parametrize("extreme", list(EXTREMES))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_value_and_gradient_are_finite(name: str, options: dict[str, Any], extreme: str, dtype: torch.dtype) -> None:
-    scores, labels = (torch.tensor(x, dtype=dtype) for x in EXTREMES[extreme])
-    value, gradient = value_and_gradient(name, scores, labels, **options)
-    assert value.isfinite()
-    assert value >= -1e-6
-    assert gradient.isfinite().all()
-    if extreme.startswith(("no relevant", "one irrelevant")) and name not in POINTWISE:
-        assert value == 0
-        assert (gradient == 0).all()
+def test_value_and_gradient_are_finite(name: str, options: dict[str, Any]) -> None:
+    for extreme, dtype in itertools.product(EXTREMES, (torch.float32, torch.float64)):
+        case = f"{extreme}, {dtype}"
+        scores, labels = (torch.tensor(x, dtype=dtype) for x in EXTREMES[extreme])
+        value, gradient = value_and_gradient(name, scores, labels, **options)
+        assert value.isfinite(), case
+        assert value >= -1e-6, case
+        assert gradient.isfinite().all(), case
+        if extreme.startswith(("no relevant", "one irrelevant")) and name not in POINTWISE:
+            assert value == 0, case
+            assert (gradient == 0).all(), case
 
 
 @pytest.mark.witness("extremes")
@@ -1217,26 +1217,26 @@ def test_a_hundred_thousand_items() -> None:
 # --- bad input --------------------------------------------------------------------------------------------------
 
 
+BAD: list[tuple[str, Any]] = [
+    ("labels", torch.ones(2, 4)),
+    ("labels", [[1.0] * 5] * 2),
+    ("labels", torch.full((2, 5), float("nan"))),
+    ("labels", torch.full((2, 5), float("inf"))),
+    ("mask", torch.ones(2, 5)),
+    ("mask", torch.ones(5, dtype=torch.bool)),
+    ("weight", torch.ones(5)),
+    ("weight", 2.0),
+    ("weight", torch.full((2, 5), float("nan"))),
+    ("reduction", "average"),
+]
+
+
 @every_loss
-@pytest.mark.parametrize(
-    ("argument", "change"),
-    [
-        ("labels", {"labels": torch.ones(2, 4)}),
-        ("labels", {"labels": [[1.0] * 5] * 2}),
-        ("labels", {"labels": torch.full((2, 5), float("nan"))}),
-        ("labels", {"labels": torch.full((2, 5), float("inf"))}),
-        ("mask", {"mask": torch.ones(2, 5)}),
-        ("mask", {"mask": torch.ones(5, dtype=torch.bool)}),
-        ("weight", {"weight": torch.ones(5)}),
-        ("weight", {"weight": 2.0}),
-        ("weight", {"weight": torch.full((2, 5), float("nan"))}),
-        ("reduction", {"reduction": "average"}),
-    ],
-)
-def test_bad_input_is_named(name: str, argument: str, change: dict[str, Any]) -> None:
-    inputs: dict[str, Any] = {"labels": torch.ones(2, 5), **OPTIONS[name][0], **change}
-    with pytest.raises((ValueError, TypeError), match=f"^{argument} must"):
-        call(name, torch.zeros(2, 5), **inputs)
+def test_bad_input_is_named(name: str) -> None:
+    for argument, value in BAD:
+        inputs: dict[str, Any] = {"labels": torch.ones(2, 5), **OPTIONS[name][0], argument: value}
+        with pytest.raises((ValueError, TypeError), match=f"^{argument} must"):
+            call(name, torch.zeros(2, 5), **inputs)
 
 
 @every_loss

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from rankfall.reproductions.catalogue import papers, reproductions
 from rankfall.reproductions.coverage import page
 
@@ -48,13 +46,13 @@ def test_drawings_are_mentioned() -> None:
     assert {(paper, f"figure {number}") for paper, numbers in DRAWINGS.items() for number in numbers} <= places
 
 
-@pytest.mark.parametrize(("paper", "statement"), STATEMENTS, ids=lambda one: getattr(one, "place", one))
-def test_names_and_commands_exist(paper: str, statement: object) -> None:
-    text = f"{getattr(statement, 'where', '')} {getattr(statement, 'note', '')}"
-    for name in re.findall(r"rankfall reproduce ([a-z]+-\S+)", text):
-        assert name.rstrip(".,;`") in reproductions(), (paper, statement)
-    for name in re.findall(r"\brankfall(?:\.\w+)+", text):
-        assert _exists(name), (paper, statement)
+def test_names_and_commands_exist() -> None:
+    for paper, statement in STATEMENTS:
+        text = f"{getattr(statement, 'where', '')} {getattr(statement, 'note', '')}"
+        for name in re.findall(r"rankfall reproduce ([a-z]+-\S+)", text):
+            assert name.rstrip(".,;`") in reproductions(), (paper, statement)
+        for name in re.findall(r"\brankfall(?:\.\w+)+", text):
+            assert _exists(name), (paper, statement)
 
 
 def _exists(name: str) -> bool:
