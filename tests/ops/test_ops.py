@@ -1014,7 +1014,7 @@ def test_bad_input_is_refused_by_name(name: str) -> None:
         if argument == "tau" and temperature is None:  # hard_topk has neither
             assert name == "hard_topk"
             continue
-        wrong = str(temperature if argument == "tau" else argument)
+        wrong = temperature if argument == "tau" else argument
         with pytest.raises((ValueError, TypeError), match=rf"\b{wrong}\b"):
             apply(name, **{"scores": GOOD, wrong: value})
 
