@@ -241,7 +241,7 @@ def test_valuable_items_are_kept_first(tmp_path: Path) -> None:
         torch.manual_seed(0)
         config = validate_cascade(settings)
         learner = CascadeLearner(config, tmp_path, opened, CascadeLearner.group, build_objective(opened, config))
-        position = SimpleNamespace(step=0, epoch=1, gradients={})
+        position = SimpleNamespace(step=0, batch=0, epoch=1, gradients={})
         for _ in range(3):
             for batch in learner.loader:
                 learner.step(batch, position)  # type: ignore[arg-type]
