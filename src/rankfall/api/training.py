@@ -234,7 +234,8 @@ def _train_here(
                 progress=_step_report(report, settings),
                 on_notice=on_notice,
                 stop=stop,
-                **existing,
+                force=existing["force"],
+                resume=existing["resume"],
             )
             warnings = _warnings(settings, report) if group.first else []
     return TrainedRun(settings, result, settings.training.metric, warnings, out), group.first
