@@ -21,6 +21,7 @@ from rankfall.data.sources.rows.prepare_rows import prepare_rows
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.config.cascade_config import WeightConfig, validate_cascade
 from rankfall.training.item_weights import ItemWeights, item_weights
+from rankfall.training.learner import Position
 from rankfall.training.methods import train
 from rankfall.training.train_cascade import CascadeLearner, build_objective
 from support.cascades import content, liked_log
@@ -241,10 +242,10 @@ def test_valuable_items_are_kept_first(tmp_path: Path) -> None:
         torch.manual_seed(0)
         config = validate_cascade(settings)
         learner = CascadeLearner(config, tmp_path, opened, CascadeLearner.group, build_objective(opened, config))
-        position = SimpleNamespace(step=0, epoch=1, gradients={})
+        position = Position()
         for _ in range(3):
             for batch in learner.loader:
-                learner.step(batch, position)  # type: ignore[arg-type]
+                learner.step(batch, position)
         batch = batch_of(opened)
         scores = learner.cascade.eval()(batch)[0]
         of = [torch.isin(batch.item, torch.tensor(list(one), dtype=torch.int32)) & batch.mask for one in VALUES]
