@@ -421,8 +421,8 @@ def _said_p_value(test: TestFigures) -> str:
 
 def markdown_table(result: MethodTable) -> str:
     """Return the table as Markdown, with the best values in bold."""
-    lines = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
-    lines += [_markdown_row(row) for row in method_rows(result, result.metrics)]
+    lines: list[Row] = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
+    lines += method_rows(result, result.metrics)
     lines += [[name, why_incomplete(result, name)] for name in result.incomplete]
     lines.append(["chance", *chance_levels(result, result.metrics)])
     below = f"{_markdown_caption(result)}\nMean ± standard deviation over runs"
@@ -432,7 +432,7 @@ def markdown_table(result: MethodTable) -> str:
     tests = _tests_table(result, metric)
     if tests is None:
         return text
-    table = _markdown_lines([tests.head, ["---"] * len(tests.head), *map(_markdown_row, tests.rows)])
+    table = _markdown_lines([tests.head, ["---"] * len(tests.head), *tests.rows])
     return f"{text}\n{tests.title}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
 
 
@@ -441,29 +441,24 @@ def markdown_tables(result: StreamResult) -> str:
     names = _measured_methods(result)
     if not names:
         return markdown_table(result)
-    lines = [["day", *names, "chance"], ["---"] * (2 + len(names))]
-    lines += [_markdown_row(row) for row in _day_rows(result, missing="")]
+    lines: list[Row] = [["day", *names, "chance"], ["---"] * (2 + len(names))]
+    lines += _day_rows(result, missing="")
     below = f"{_day_title(result)}. {_markdown_caption(result, 'impressions')}"
     warnings = "".join(f"\nWarning: {text}.\n" for text in result.warnings)
     return f"{markdown_table(result)}\n{_markdown_lines(lines)}\n\n{below}\n{warnings}"
 
 
-def _markdown_row(row: Row) -> list[str]:
-    texts = []
-    for cell in row:
-        if isinstance(cell, Cell):
-            number = f"**{cell.text}{cell.spread}**" if cell.kind == "best" else f"{cell.text}{cell.spread}"
-            interval = f"[{', '.join(cell.ends)}]" if cell.ends else ""
-            texts.append(" ".join(filter(None, [number, cell.mark.replace("*", "\\*"), interval])))
-        else:
-            texts.append(cell)
-    return texts
-
-
-def _markdown_lines(lines: Sequence[Sequence[str]]) -> str:
+def _markdown_lines(rows: Sequence[Row]) -> str:
     """Return rows of cells as the lines of a Markdown table, whatever names of methods contain."""
-    cells = ([" ".join(text.replace("\\", r"\\").replace("|", r"\|").splitlines()) for text in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(map(_markdown_text, row))} |" for row in rows)
+
+
+def _markdown_text(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return " ".join(cell.replace("\\", r"\\").replace("|", r"\|").splitlines())
+    number = f"**{cell.text}{cell.spread}**" if cell.kind == "best" else f"{cell.text}{cell.spread}"
+    interval = f"[{', '.join(cell.ends)}]" if cell.ends else ""
+    return " ".join(filter(None, [number, cell.mark.replace("*", "\\*"), interval]))
 
 
 def _markdown_caption(result: MethodTable, unit: str | None = None) -> str:
