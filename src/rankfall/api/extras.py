@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankfall.api.display import OnNotice
-    from rankfall.reporting.figures import Plot
+    from rankfall.reporting.figures import Drawn
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def requires_extra(what: str, extra: str) -> Iterator[None]:
         ) from None
 
 
-def write_figures(plots: Mapping[str, Plot], out: Path, on_notice: OnNotice) -> list[Path]:
+def write_figures(plots: Mapping[str, Drawn], out: Path, on_notice: OnNotice) -> list[Path]:
     """Write figures as PNG and SVG; without the library for PNG, say how to install it and write SVG only."""
     from rankfall.reporting.figures import SVG, MissingExtraError, save
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from rankfall.reporting.figures import Plot
+    from rankfall.reporting.figures import Drawn
     from rankfall.studies.results import EvaluationSummary
 
 
@@ -52,6 +52,6 @@ def write_evaluation_figures(
         _write({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, out)
 
 
-def _write(plots: Mapping[str, Plot], out: Path) -> None:
+def _write(plots: Mapping[str, Drawn], out: Path) -> None:
     files = write_figures(plots, out, print_message)
     print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else "there are no figures")

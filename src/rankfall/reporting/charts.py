@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from markupsafe import Markup
 
@@ -279,7 +279,6 @@ class Chart:
         legend: entries of the legend.
         caption: text below.
         least: least width of a panel in pixels.
-        rows: the numbers of the chart.
     """
 
     title: str
@@ -288,7 +287,6 @@ class Chart:
     legend: Sequence[Key] = ()
     caption: str = ""
     least: int = 160
-    rows: Sequence[dict[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -465,31 +463,23 @@ def interval(scale: Scale, y: float, low: float, value: float, high: float, fill
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, caption: str = "", title: str = ""
-) -> Chart:
+def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, label: str, caption: str = "") -> Chart:
     """Return lines through points (x, y), where x are whole numbers, with a legend."""
     return curve_panels({"": series}, label=label, caption=caption, title=title)
 
 
 def curve_panels(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], *, label: str, caption: str = "", title: str = ""
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], *, title: str, label: str, caption: str = ""
 ) -> Chart:
     """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour."""
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     return Chart(
-        title=title or _title_of(label),
+        title=title,
         label=label,
         panels=[Panel([_curve_strip(series, names)], name=name) for name, series in panels.items()],
         legend=[Key(name, color(number)) for number, name in enumerate(names)],
         caption=caption,
         least=320,
-        rows=[
-            {"panel": panel, "series": name, "x": x, "y": y}
-            for panel, series in panels.items()
-            for name, points in series.items()
-            for x, y in points
-        ],
     )
 
 
@@ -504,9 +494,7 @@ def _curve_strip(series: Mapping[str, Sequence[tuple[float, float]]], names: Seq
     return Strip([*grid(axes), *lines(drawn, axes)], axes.height + _AXIS)
 
 
-def intervals(
-    rows: Sequence[tuple[str, float, float, float]], *, label: str, caption: str = "", title: str = ""
-) -> Chart:
+def intervals(rows: Sequence[tuple[str, float, float, float]], *, title: str, label: str, caption: str = "") -> Chart:
     """Return a dot and an interval for each (name, low, value, high) on one axis that does not start at 0."""
     scale = Scale.around([value for _, *values in rows for value in values])
     strips = [
@@ -514,15 +502,14 @@ def intervals(
         for name, low, value, high in rows
     ]
     return Chart(
-        title=title or _title_of(label),
+        title=title,
         label=label,
         panels=[Panel(on_axis(strips, scale))],
         caption=caption,
-        rows=[dict(zip(("name", "low", "value", "high"), row, strict=True)) for row in rows],
     )
 
 
-def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "", title: str = "") -> Chart:
+def columns(values: Sequence[tuple[str, float]], *, title: str, label: str, caption: str = "") -> Chart:
     """Return a column for each (name, share), scaled to the largest share."""
     height, top, width = 150, 20, 100 / len(values)
     most = max(value for _, value in values) or 1.0
@@ -536,11 +523,10 @@ def columns(values: Sequence[tuple[str, float]], *, label: str, caption: str = "
             percent = f"{100 * value:.0f} %" if value >= 0.005 else "<1 %"
             parts.append(text(middle, top + height - tall - 5, percent, anchor="middle"))
     return Chart(
-        title=title or _title_of(label),
+        title=title,
         label=label,
         panels=[Panel([Strip(parts, top + height + _AXIS)])],
         caption=caption,
-        rows=[{"name": name, "share": share} for name, share in values],
     )
 
 
@@ -556,7 +542,3 @@ def on_axis(strips: Sequence[Strip], scale: Scale, about: int = 5) -> list[Strip
         x = scale(tick)
         axis.append(text(x, 16, words, anchor="start" if x < 2 else "end" if x > 98 else "middle"))
     return [*lined, Strip(axis, _AXIS)]
-
-
-def _title_of(label: str) -> str:
-    return label.partition(":")[0]

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rankfall.reporting.diagnosis import Advice
     from rankfall.reporting.figures import Record
     from rankfall.studies.results import (
-        DayResult,
         EvaluationSummary,
         MethodResult,
         MethodTable,
@@ -347,33 +346,25 @@ def finding(result: MethodTable, metric: str) -> str:
 
 
 def _tests_table(result: MethodTable, metric: str) -> Table | None:
-    body = tests_rows(result, metric)
-    return Table(tests_head(result), body, title=tests_title(result, metric), framed=False) if body else None
+    """Return a row per method with its difference to the reference, the interval, and the p-values."""
+    verdicts = verdicts_on(result, metric)
+    if not verdicts:
+        return None
+    rows: list[Row] = []
+    for one in verdicts:
+        tests = [test for test in (one.over_both, one.over_seeds, one.over_queries) if test is not None]
+        interval = f"[{_signed(one.shown.low)}, {_signed(one.shown.high)}]"
+        rows.append([one.method, f"{one.shown.difference:+z.4f}", interval, *map(_p_value, tests)])
+    over_seeds = [f"p, seeds and {result.unit}", "p, seeds"] if makes_claims(result) else []
+    these = "" if makes_claims(result) else ", with these weights only"
+    title = f"{shown_name(metric)}, difference to {verdicts[0].against}{these}"
+    head = ["method", "difference", "95 % interval", *over_seeds, f"p, {result.unit}"]
+    return Table(head, rows, title=f"{title}; intervals and two-sided p-values after Holm", framed=False)
 
 
 def verdicts_on(result: MethodTable, metric: str) -> list[Verdict]:
     """Return the verdicts on a metric, without that on the reference itself."""
     return [one for one in result.verdicts if one.metric == metric and one.method != one.against]
-
-
-def tests_title(result: MethodTable, metric: str) -> str:
-    """Return the title of the table of tests."""
-    reference = verdicts_on(result, metric)[0].against
-    these = "" if makes_claims(result) else ", with these weights only"
-    return f"{shown_name(metric)}, difference to {reference}{these}; intervals and two-sided p-values after Holm"
-
-
-def tests_head(result: MethodTable) -> list[str]:
-    """Return the headings of the table of tests."""
-    head = ["method", "difference", "95 % interval"]
-    if makes_claims(result):
-        head += [f"p, seeds and {result.unit}", "p, seeds"]
-    return [*head, f"p, {result.unit}"]
-
-
-def tests_rows(result: MethodTable, metric: str) -> list[list[str]]:
-    """Return a row per method: the difference, its interval, and the p-values."""
-    return [_tests_row(verdict) for verdict in verdicts_on(result, metric)]
 
 
 def findings(result: MethodTable, metric: str) -> list[str]:
@@ -404,13 +395,6 @@ def joined(names: Sequence[str]) -> str:
     return ("; " if any("," in name for name in shown) else ", ").join(shown) + more
 
 
-def _tests_row(verdict: Verdict) -> list[str]:
-    tests = [test for test in (verdict.over_both, verdict.over_seeds, verdict.over_queries) if test is not None]
-    first = verdict.shown
-    interval = f"[{_signed(first.low)}, {_signed(first.high)}]"
-    return [verdict.method, f"{first.difference:+z.4f}", interval, *(_p_value(test) for test in tests)]
-
-
 def _signed(value: float) -> str:
     """Return a bound of an interval; one that is not 0 is not printed as 0."""
     text = f"{value:+z.4f}"
@@ -437,19 +421,19 @@ def _said_p_value(test: TestFigures) -> str:
 
 def markdown_table(result: MethodTable) -> str:
     """Return the table as Markdown, with the best values in bold."""
-    lines = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
-    lines += [_markdown_row(row) for row in method_rows(result, result.metrics)]
+    lines: list[Row] = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
+    lines += method_rows(result, result.metrics)
     lines += [[name, why_incomplete(result, name)] for name in result.incomplete]
     lines.append(["chance", *chance_levels(result, result.metrics)])
     below = f"{_markdown_caption(result)}\nMean ± standard deviation over runs"
     below += ", [95 % confidence interval]." if has_few_queries(result) else "."
     text = f"{_markdown_lines(lines)}\n\n{below}\n"
     metric = main_metric(result)
-    tests, head = tests_rows(result, metric), tests_head(result)
-    if not tests:
+    tests = _tests_table(result, metric)
+    if tests is None:
         return text
-    table = _markdown_lines([head, ["---"] * len(head), *tests])
-    return f"{text}\n{tests_title(result, metric)}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
+    table = _markdown_lines([tests.head, ["---"] * len(tests.head), *tests.rows])
+    return f"{text}\n{tests.title}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
 
 
 def markdown_tables(result: StreamResult) -> str:
@@ -457,29 +441,24 @@ def markdown_tables(result: StreamResult) -> str:
     names = _measured_methods(result)
     if not names:
         return markdown_table(result)
-    lines = [["day", *names, "chance"], ["---"] * (2 + len(names))]
-    lines += [_markdown_row(row) for row in _day_rows(result, missing="")]
+    lines: list[Row] = [["day", *names, "chance"], ["---"] * (2 + len(names))]
+    lines += _day_rows(result, missing="")
     below = f"{_day_title(result)}. {_markdown_caption(result, 'impressions')}"
     warnings = "".join(f"\nWarning: {text}.\n" for text in result.warnings)
     return f"{markdown_table(result)}\n{_markdown_lines(lines)}\n\n{below}\n{warnings}"
 
 
-def _markdown_row(row: Row) -> list[str]:
-    texts = []
-    for cell in row:
-        if isinstance(cell, Cell):
-            number = f"**{cell.text}{cell.spread}**" if cell.kind == "best" else f"{cell.text}{cell.spread}"
-            interval = f"[{', '.join(cell.ends)}]" if cell.ends else ""
-            texts.append(" ".join(filter(None, [number, cell.mark.replace("*", "\\*"), interval])))
-        else:
-            texts.append(cell)
-    return texts
-
-
-def _markdown_lines(lines: list[list[str]]) -> str:
+def _markdown_lines(rows: Sequence[Row]) -> str:
     """Return rows of cells as the lines of a Markdown table, whatever names of methods contain."""
-    cells = ([" ".join(text.replace("\\", r"\\").replace("|", r"\|").splitlines()) for text in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(map(_markdown_text, row))} |" for row in rows)
+
+
+def _markdown_text(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return " ".join(cell.replace("\\", r"\\").replace("|", r"\|").splitlines())
+    number = f"**{cell.text}{cell.spread}**" if cell.kind == "best" else f"{cell.text}{cell.spread}"
+    interval = f"[{', '.join(cell.ends)}]" if cell.ends else ""
+    return " ".join(filter(None, [number, cell.mark.replace("*", "\\*"), interval]))
 
 
 def _markdown_caption(result: MethodTable, unit: str | None = None) -> str:
@@ -617,14 +596,20 @@ def stream_figure(result: StreamResult) -> Lines:
     metric, seeds, days = result.metric, len(result.seeds), result.learned
     first = result.methods[0].name if len(result.methods) > 1 else None
     rows: list[Record] = []
+    leads: list[Record] = []
     for entry in result.days:
         number = days.index(entry.day) + 1
-        rows += _points(entry, number, metric, seeds)
-        rows += _leads(entry, number, metric, first) if first else []
+        found = {method.name: method.metrics[metric] for method in entry.methods}
+        for name, one in found.items():
+            ends = {"low": one.mean - one.std, "high": one.mean + one.std} if seeds > 1 else {}
+            rows.append({"series": name, "x": number, "y": one.mean, "panel": metric, **ends})
+            if first in found:
+                lead = one.mean - found[first].mean
+                leads.append({"series": name, "x": number, "y": lead, "panel": f"ahead of {first}"})
     rows += [{"series": "chance", "x": number, "y": level, "panel": metric} for number, level in chance_curve(result)]
     bands = f", bands of one standard deviation over {seeds} seeds" if seeds > 1 else ""
     return Lines(
-        rows=sorted(rows, key=lambda row: row["panel"] != metric),
+        rows=[*rows, *leads],
         title=f"{metric} of each day, with the weights before it",
         subtitle=f"{len(days)} days, first {days[0]}{bands}",
         x="day",
@@ -632,25 +617,6 @@ def stream_figure(result: StreamResult) -> Lines:
         series="method",
         ticks=whole_ticks([row["x"] for row in rows]),
     )
-
-
-def _points(entry: DayResult, number: int, metric: str, seeds: int) -> list[Record]:
-    points: list[Record] = []
-    for method in entry.methods:
-        summary = method.metrics[metric]
-        point = {"series": method.name, "x": number, "y": summary.mean, "panel": metric}
-        ends = {"low": summary.mean - summary.std, "high": summary.mean + summary.std} if seeds > 1 else {}
-        points.append(point | ends)
-    return points
-
-
-def _leads(entry: DayResult, number: int, metric: str, first: str) -> list[Record]:
-    """Return how far methods are ahead of the first on a day."""
-    means = {method.name: method.metrics[metric].mean for method in entry.methods}
-    if first not in means:
-        return []
-    panel = f"ahead of {first}"
-    return [{"series": name, "x": number, "y": mean - means[first], "panel": panel} for name, mean in means.items()]
 
 
 def curves(result: StreamResult, metric: str | None = None) -> dict[str, list[tuple[int, float]]]:

@@ -406,7 +406,6 @@ def front_chart(result: PlanResult) -> Chart:
             Key("chosen quotas", _CHOSEN),
         ],
         caption=f"Up: {result.metric}, with its 95 % interval. Right: cost of a request.",
-        rows=[point.to_json() for point in result.points],
     )
 
 

@@ -51,20 +51,24 @@ class MissingExtraError(ImportError):
     """The library that writes PNG files is not installed."""
 
 
-class Plot(Protocol):
+class Drawn(Protocol):
     """A figure."""
-
-    @property
-    def rows(self) -> Sequence[Record]:
-        """The numbers of the figure."""
-        ...
 
     def svg(self) -> str:
         """Return the figure as an SVG document."""
         ...
 
 
-def save(plots: Mapping[str, Plot], out: Path, *, formats: Sequence[str] = (PNG, SVG)) -> list[Path]:
+class Plot(Drawn, Protocol):
+    """A figure that is drawn from records."""
+
+    @property
+    def rows(self) -> Sequence[Record]:
+        """The numbers of the figure."""
+        ...
+
+
+def save(plots: Mapping[str, Drawn], out: Path, *, formats: Sequence[str] = (PNG, SVG)) -> list[Path]:
     """Write each figure to ``NAME.png`` and ``NAME.svg``, and return the files.
 
     Raises:

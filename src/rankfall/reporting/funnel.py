@@ -179,7 +179,6 @@ def funnel_chart(
         panels=[Panel(on_axis(strips, _SCALE))],
         legend=_legend(intervals=any(step.low is not None for step in steps), production=production is not None),
         caption=caption,
-        rows=[_row(step) for step in steps],
     )
 
 
@@ -208,7 +207,6 @@ def funnel_panels(
         legend=_legend(),
         caption=caption,
         least=200,
-        rows=[{"method": name, **_row(step)} for name, steps in funnels.items() for step in steps],
     )
 
 
@@ -221,18 +219,6 @@ def method_steps(metrics: Mapping[str, MetricSummary], quotas: Mapping[str, int]
 def has_funnel(metrics: Sequence[str]) -> bool:
     """Whether the metrics are those of a cascade."""
     return JOINT in metrics and bool(stages_in(metrics))
-
-
-def _row(step: Step) -> dict[str, str | float | None]:
-    return {
-        "stage": step.stage,
-        "before": step.before,
-        "left": step.left,
-        "lost": step.lost,
-        "chance": step.chance,
-        "low": step.low,
-        "high": step.high,
-    }
 
 
 def _legend(*, intervals: bool = False, production: bool = False) -> list[Key]:

@@ -71,7 +71,7 @@ def test_the_command_prints_findings_and_writes_a_file_per_split(
 ) -> None:
     assert run("evaluate", trained, "--split", "valid", "--diagnose") == 0
     printed = capsys.readouterr().out
-    assert "diagnosis: joint recall" in printed
+    assert "Diagnosis: joint recall" in printed
     assert "1. " in printed
     written = Diagnosis.load(trained / "diagnosis-valid.json")
     assert written.split == "valid"
