@@ -21,25 +21,20 @@ from rankfall.commands import (
     bench,
     clean,
     collect,
-    compare,
     config,
     data,
     demo,
-    evaluate,
     examination,
     export,
     init,
     join,
+    measure,
     methods,
-    plan,
     prepare,
-    report,
     reproduce,
     serve,
     simulate,
-    stream,
     train,
-    tune,
 )
 from rankfall.commands.error_output import check_words, clean_output, exit_for
 from rankfall.commands.options import whole_number_of
@@ -47,13 +42,12 @@ from rankfall.commands.terminal import examples, notes_shown, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
-PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
+PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (init, simulate, prepare, data, examination),
-    "Train and compare": (train, evaluate, plan, compare, tune, stream),
+    "Train and compare": (train.train, measure.evaluate, measure.plan, train.compare, train.tune, train.stream),
     "Serve": (export, serve, collect, join),
-    "Results": (report, reproduce),
+    "Results": (measure.report, reproduce),
     "Explore": (demo, methods, bench, config, clean),
 }
 
@@ -69,8 +63,8 @@ PATH = {  # the main path of the help page: what one does with a log, in order
 }
 
 
-def _name(verb: ModuleType) -> str:
-    return verb.__name__.rpartition(".")[2]
+def _name(verb: Any) -> str:
+    return str(verb.__name__.rpartition(".")[2])
 
 
 class _Verbs(TyperGroup):
@@ -114,6 +108,8 @@ for panel, verbs in PANELS.items():
     for verb in verbs:
         if hasattr(verb, "app"):
             app.add_typer(verb.app, rich_help_panel=panel)
+        elif hasattr(verb, "epilog"):
+            app.command(_name(verb), epilog=verb.epilog, rich_help_panel=panel)(verb)
         else:
             app.command(_name(verb), epilog=verb.EXAMPLES, rich_help_panel=panel)(getattr(verb, _name(verb)))
 

@@ -37,7 +37,7 @@ def interrupted_at(module: str, *words: str, first: str = "") -> subprocess.Comp
     )
 
 
-@pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.tune", "rankfall.simulation.simulate"])
+@pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.train", "rankfall.simulation.simulate"])
 def test_ctrl_c_during_imports_shows_no_traceback(module: str, tmp_path: Path) -> None:
     done = interrupted_at(module, "simulate", str(tmp_path / "log"), "--preset", "tiny")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

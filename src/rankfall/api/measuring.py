@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rankfall._errors import checked
+from rankfall._errors import ArgumentError, checked
 from rankfall.api.arguments import optional_path, override_words, run_directory
 from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
 from rankfall.api.extras import requires_extra
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankfall.api.arguments import Overrides, PathLike, RunLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
-    from rankfall.studies.plan.plan_quotas import Costs, Metric
+    from rankfall.studies.plan.plan_quotas import Costs
     from rankfall.studies.plan.plan_result import PlanResult
     from rankfall.studies.results import SplitEvaluation
 
@@ -160,7 +160,7 @@ def plan(
     bundle: PathLike | None = None,
     budget: str | float | None = None,
     recall: float | None = None,
-    metric: Metric = "joint_recall",
+    metric: Literal["joint_recall", "joint_value"] = "joint_recall",
     grid: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
     overrides: Overrides = (),
     data: PathLike | None = None,
@@ -177,10 +177,10 @@ def plan(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         costs: Cost of an item that enters a stage, by stage: a number, or a text such as ``"8us"`` or ``"0.2ms+8us"``
             with a cost per request. Default: costs of the kinds of models, with a notice.
-        bundle: Bundle of the run on which the costs are measured as CPU time.
-        budget: Largest cost of a request, such as ``"5ms"``. Default: the cost of the current quotas.
-        recall: Smallest value of the metric; the cheapest quotas that reach it are chosen.
-        metric: ``"joint_recall"`` or ``"joint_value"``.
+        bundle: Measure the costs as CPU time on this bundle of the run.
+        budget: Largest cost of a request, such as 5ms: find the best quotas. Default: the cost of the current quotas.
+        recall: Smallest value of the metric: find the cheapest quotas.
+        metric: The metric to plan for.
         grid: Quotas to try, by stage. Default: from the last quota to four times the current one.
         overrides: What is measured differently, as for :func:`rankfall.evaluate`.
         data: Directory of the log, if it was moved.
@@ -240,13 +240,13 @@ def _check_targets(costs: object, bundle: object, budget: object, recall: float 
     from rankfall.studies.plan.plan_quotas import METRICS
 
     if costs and bundle is not None:
-        raise ValueError("bundle: found with costs, expected one of them")
+        raise ArgumentError("bundle", "found with `costs`, expected one of them")
     if budget is not None and recall is not None:
-        raise ValueError("recall: found with budget, expected one of them")
+        raise ArgumentError("recall", "found with `budget`, expected one of them")
     if recall is not None and not 0 < recall <= 1:
-        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
+        raise ArgumentError("recall", f"found {recall:g}, expected more than 0 and at most 1")
     if metric not in METRICS:
-        raise ValueError(f"metric: found {metric!r}, expected one of {', '.join(METRICS)}")
+        raise ArgumentError("metric", f"found {metric!r}, expected one of {', '.join(METRICS)}")
 
 
 def _cost_words(costs: Mapping[str, str | float] | Sequence[str]) -> list[str]:

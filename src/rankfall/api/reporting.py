@@ -31,7 +31,7 @@ def report(
     Args:
         directory: Directory of the run, the comparison or the stream, or what :func:`rankfall.train` returned.
         out: File to write. Default: ``report.html`` in the directory.
-        figures: Directory that also gets every figure of the page, as SVG and PNG.
+        figures: Also write every figure of the page to this directory, as SVG and PNG.
         trust: Import code that the stored configuration names.
         verify: Compare the files of a run with their checksums.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.

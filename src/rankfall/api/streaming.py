@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import checked, stop_at_ctrl_c
+from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
 from rankfall.api.arguments import optional_path, override_words
 from rankfall.api.comparing import failure_texts
 from rankfall.api.day_bundles import DayBundles
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankfall._config import ConfigLike
     from rankfall.api.arguments import Overrides, PathLike
     from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.option_types import Count, NotNegativeCount, Seconds
     from rankfall.studies.results import StreamResult
     from rankfall.studies.stream.stream_config import StreamRun
     from rankfall.training.run_directory import Step
@@ -36,10 +37,10 @@ def stream(
     resume: bool = False,
     force: bool = False,
     follow: PathLike | None = None,
-    poll: float = 10.0,
-    bundles: int = 0,
+    poll: Seconds = 10.0,
+    bundles: NotNegativeCount = 0,
     items: PathLike | None = None,
-    jobs: int = 1,
+    jobs: Count = 1,
     verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
@@ -55,9 +56,10 @@ def stream(
         force: Replace a stream in `out`.
         follow: Log to train on whose new days are waited for. The function then returns only if all methods fail.
         poll: Seconds between checks for new days, with `follow`.
-        bundles: Number of servable bundles to keep per method, one per day, in ``bundles/METHOD/DAY``.
-        items: Arrow or Parquet file with the items of these bundles, which is read again for each bundle. Default: the
-            items of the log up to the day.
+        bundles: Number of servable bundles to keep per method; one is written after each day, to
+            ``bundles/METHOD/DAY``.
+        items: Items of these bundles, an Arrow or Parquet file that is read again for each bundle. Default: the items
+            of the log.
         jobs: Training runs at the same time.
         verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
@@ -77,7 +79,7 @@ def stream(
     from rankfall.training.run_directory import Stopped
 
     if force and resume:
-        raise ValueError("force: found with resume; a stream is either replaced or continued")
+        raise ArgumentError("force", "found with `resume`; a stream is either replaced or continued")
     if items is not None and not bundles:
         raise ValueError(f"items: found {items} without bundles, the only ones to contain these items")
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]

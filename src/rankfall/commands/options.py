@@ -22,6 +22,28 @@ if TYPE_CHECKING:
 
     from rankfall._engine import Engine
 
+# What the command line says in its own way about the parameters of several functions of the API.
+SHARED: dict[str, dict[str, Any]] = {
+    "config": {"argument": "CONFIG", "help": "YAML configuration file."},
+    "overrides": {
+        "argument": "KEY=VALUE",
+        "help": "Values that replace those of CONFIG, for example training.seed=1.",
+        "show_default": False,
+    },
+    "run": {"argument": "RUN", "help": "Directory of a training run."},
+    "data": {"help": "Path of the prepared data, if it was moved.", "show_default": "the path used for training"},
+    "out": {"help": "Output directory."},
+    "force": {"help": "Replace existing output."},
+    "resume": {"help": "Continue after an interruption."},
+    "engine": {
+        "help": "Run on this machine (local), or with Ray on all processors of this machine or of the cluster at "
+        "RAY_ADDRESS (pip install 'rankfall\\[ray]'). The result is the same.",
+    },
+    "seed": {"help": "Random seed; equal seeds give equal results."},
+    "jobs": {"help": "Number of training runs in parallel."},
+    "verify": {"help": "Do not compare the data and the run with their checksums before reading them."},
+}
+
 # --- input ------------------------------------------------------------------------------------------------------
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML configuration file.", show_default=False)]

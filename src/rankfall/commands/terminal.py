@@ -14,13 +14,17 @@ from rankfall._errors import stoppable as stoppable
 from rankfall._progress import progress as progress
 from rankfall._tables import json_text
 from rankfall.api.extras import requires_extra as requires_extra
+from rankfall.api.extras import write_figures
 from rankfall.storage.files import LeftoverWarning
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from rich.console import RenderableType
 
+    from rankfall.reporting.figures import Plot
     from rankfall.studies.results import RunFailure
 
 PIPE_WIDTH = 120  # columns of a table that is written to a file or a pipe
@@ -60,6 +64,22 @@ def print_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True, emoji=False).print(
         f"error: {text}", style="red", markup=False, highlight=False
     )
+
+
+def print_figures(plots: Mapping[str, Plot], out: Path) -> None:
+    """Write figures to a directory, and say so."""
+    files = write_figures(plots, out, print_message)
+    print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else "there are no figures")
+
+
+def write_page_figures(path: Path, out: Path | None, *, trust: bool = False, verify: bool = True) -> None:
+    """Write all figures of the page of a run, a comparison or a stream, if a directory for them is given."""
+    if out is None:
+        return
+    from rankfall.reporting.files import figures_of
+
+    with verification(verify, lambda text: None):  # which the command has noted before
+        print_figures(figures_of(path, trust=trust), out)
 
 
 def exit_for_failures(failures: Sequence[RunFailure]) -> None:
