@@ -229,6 +229,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number(numbers.Real), "a number"),
     "str": (lambda value: isinstance(value, str), "a string"),
     "Literal": (lambda value: isinstance(value, str), "a string"),
+    "Preset": (lambda value: isinstance(value, str), "a string"),
     **dict.fromkeys(("Count", "NotNegativeCount", "Seed"), (_is_number(numbers.Integral), "an integer")),
     **dict.fromkeys(("Fraction", "Seconds"), (_is_number(numbers.Real), "a number")),
     "EngineName": (lambda value: isinstance(value, str), "a string"),

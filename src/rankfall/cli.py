@@ -19,18 +19,16 @@ from rankfall import __version__
 from rankfall._errors import DEBUG, is_panic
 from rankfall.commands import (
     bench,
-    clean,
-    collect,
     config,
     data,
     demo,
     examination,
     export,
     init,
-    join,
     measure,
     methods,
     prepare,
+    records,
     reproduce,
     serve,
     simulate,
@@ -44,11 +42,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the order of the work
-    "Get data": (init, simulate, prepare, data, examination),
+    "Get data": (init, simulate.simulate, prepare, data, examination),
     "Train and compare": (train.train, measure.evaluate, measure.plan, train.compare, train.tune, train.stream),
-    "Serve": (export, serve, collect, join),
-    "Results": (measure.report, reproduce),
-    "Explore": (demo, methods, bench, config, clean),
+    "Serve": (export.export, serve, records.collect, records.join),
+    "Results": (measure.report, reproduce.reproduce),
+    "Explore": (demo, methods, bench, config, records.clean),
 }
 
 PATH = {  # the main path of the help page: what one does with a log, in order

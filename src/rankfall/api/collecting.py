@@ -64,7 +64,7 @@ def collect(
     nothing is lost.
 
     Args:
-        url: ``nats://HOST:PORT/STREAM`` or ``kafka://HOST:PORT/TOPIC``.
+        url: Stream of NATS JetStream, nats://HOST:PORT/STREAM, or topic of Kafka, kafka://HOST:PORT/TOPIC.
         out: Directory of the files, as ``rankfall serve --samples`` writes them. Earlier files stay.
         follow: Wait for further messages until `stop` returns a true value, or Ctrl-C.
         progress: True shows progress on standard error, False shows none, a function receives

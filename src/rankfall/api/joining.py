@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankfall._errors import checked, stop_at_ctrl_c
+from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
 from rankfall.api.display import Progress, reported, stepper, warn
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankfall.api.arguments import PathLike
     from rankfall.api.display import OnNotice, ProgressLike
     from rankfall.online.join_results import DayReport, JoinResult
+    from rankfall.option_types import Fraction, NotNegativeCount, Seconds
 
 _DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -36,38 +37,37 @@ def join(
     wait: str | float | timedelta = "1h",
     close: bool = False,
     follow: bool = False,
-    poll: float = 10.0,
-    parity: float = 0.01,
-    parity_limit: float = 0.01,
-    user_requests: int = 1_000,
+    poll: Seconds = 10.0,
+    parity: Fraction = 0.01,
+    parity_limit: Fraction = 0.01,
+    user_requests: NotNegativeCount = 1_000,
     bundles: PathLike | None = None,
     grow: bool = False,
-    grow_limit: int | None = None,
+    grow_limit: NotNegativeCount | None = None,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
     on_day: Callable[[DayReport], None] = lambda report: None,
     stop: Callable[[], object] | None = None,
 ) -> JoinResult:
-    """Join what ``rankfall serve --samples`` recorded to an impression log, one closed day after the other.
+    """Join what ``rankfall serve --samples`` recorded to an impression log, day by day.
 
     Args:
         directory: The directory that the service writes.
         out: The log. New days are appended to it; if it does not exist, it is fitted to the first day.
         spec: Description of the log, as a YAML file, a dictionary or a model.
-        items: A table of items with the columns that `spec` names.
-        users: A table of users with columns that requests do not have.
-        wait: How long records are waited for after the end of their day: seconds, or text such as ``"90m"``.
+        items: A table with features of items.
+        users: A table with features of users that requests lack.
+        wait: Time to wait for records after a day, such as 1h, 90m or 30s.
         close: Close all days that have samples now.
         follow: Wait for new records. The function then returns only after `stop` or Ctrl-C.
         poll: Seconds between checks for new records, with `follow`.
-        parity: Share of the requests that are encoded and scored again by the bundle that answered them.
-        parity_limit: Share of these requests that may be encoded or scored differently now. They are set apart; more of
-            them stop the day. 1 stops no day.
+        parity: Share of the requests that the bundles that answered them encode and score again; 0: none.
+        parity_limit: Share of these requests that may differ. They are set apart; more of them stop the day.
         user_requests: Largest number of requests of one user and day; further ones are set apart.
-        bundles: Where bundles are searched that are not at their place any more.
-        grow: Give new values of vocabularies ids behind the known ones, as ``rankfall prepare rows --append --grow``.
+        bundles: Where to look for moved bundles.
+        grow: Give new values of vocabularies ids of their own, behind the known ones.
         grow_limit: Largest number of new values of a vocabulary and day, the most frequent ones. Default: a tenth of
-            the vocabulary, and at least 1,000.
+            the vocabulary, at least 1,000.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
         on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
@@ -96,7 +96,7 @@ def join(
         "grow_limit": grow_limit,
     }
     if follow and close:
-        raise ValueError("close: found with follow; a day is closed at once, or when its records have been received")
+        raise ArgumentError("close", "found with `follow`; a day is closed at once, or when its records are complete")
     if not poll > 0:
         raise ValueError(f"poll: found {poll!r}, expected seconds above 0")
     with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
@@ -110,7 +110,7 @@ def join(
         }
         for name, path in paths.items():
             if path is not None and not path.exists():
-                raise ValueError(f"{name}: {path} does not exist")
+                raise ArgumentError(name, f"{path} does not exist")
         joiner = Joiner(
             Path(directory),
             Path(out),

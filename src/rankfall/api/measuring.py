@@ -48,7 +48,7 @@ def evaluate(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
         overrides: What is measured differently, such as ``{"data.length": "all"}``: a dictionary by dotted keys, or
             ``"key=value"`` strings.
-        data: Directory of the prepared data, if they were moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -112,7 +112,7 @@ def diagnose(
         run: Run directory of a cascade, or what :func:`rankfall.train` returned.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         overrides: What is measured differently, as for :func:`rankfall.evaluate`.
-        data: Directory of the log, if it was moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -183,7 +183,7 @@ def plan(
         metric: The metric to plan for.
         grid: Quotas to try, by stage. Default: from the last quota to four times the current one.
         overrides: What is measured differently, as for :func:`rankfall.evaluate`.
-        data: Directory of the log, if it was moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of ``plan.json`` and of a page. Default: the run directory.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.

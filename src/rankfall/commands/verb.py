@@ -118,7 +118,7 @@ def _parameters(
         if name not in _PYTHON_ONLY and one.kind is not one.VAR_KEYWORD
     }
     annotations = SimpleNamespace(__annotations__={name: one.annotation for name, one in parameters.items()})
-    hints = get_type_hints(annotations, vars(option_types), _TYPES, include_extras=True)
+    hints = get_type_hints(annotations, inspect.unwrap(function).__globals__, _TYPES, include_extras=True)
     described = {
         one.arg_name: one.description or "" for one in parse(function.__doc__ or "", DocstringStyle.GOOGLE).params
     }
@@ -134,13 +134,15 @@ def _parameters(
 def _parameter(one: inspect.Parameter, hint: Any, text: str, settings: dict[str, Any]) -> inspect.Parameter:
     """Return a parameter as typer declares it; `settings` are the terminal's own."""
     kind, limits = _type(list[hint] if one.kind is one.VAR_POSITIONAL else hint)
-    default = ... if one.default is one.empty and one.kind is not one.VAR_POSITIONAL else one.default
+    default = settings.pop("default", one.default)
     help_text, _, shown = text.partition(" Default: ")
     flag, argument = _flag(settings.pop("flag", one.name)), settings.pop("argument", None)
     options = {"help": help_text, **limits, **settings}
     if kind is float:
         options.setdefault("callback", finite)
-    if default in (None, (), one.empty):
+    if default is one.empty and one.kind is not one.VAR_POSITIONAL:
+        default = ...
+    elif default in (None, (), one.empty):
         default, kind = None, kind | None
     if kind is bool and default is True:
         default, flag = False, f"--no-{flag[2:]}"
@@ -155,8 +157,9 @@ def _type(hint: Any) -> tuple[Any, dict[str, Any]]:
     """Return the type of a parameter on a command line, of several the one that a text can give, and its range."""
     if get_origin(hint) in (Union, UnionType):
         kinds = [_type(one) for one in get_args(hint) if one is not NoneType]
-        texts = [one for one in kinds if get_origin(one[0]) is list or one[0] in (Path, str)]
-        return min(texts, key=lambda one: get_origin(one[0]) is not list) if texts else kinds[0]
+        origins = [get_origin(one[0]) or one[0] for one in kinds]
+        chosen = next((wanted for wanted in (list, Literal, Path, str) if wanted in origins), origins[0])
+        return kinds[origins.index(chosen)]
     if get_origin(hint) is Annotated:
         base, *ranges = get_args(hint)
         limits = [
