@@ -228,7 +228,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (_is_number(numbers.Integral), "an integer"),
     "float": (_is_number(numbers.Real), "a number"),
     "str": (lambda value: isinstance(value, str), "a string"),
-    "Literal": (lambda value: isinstance(value, str), "a string"),
+    "Literal": (lambda value: isinstance(value, str | int), "one of the allowed values"),
     "Preset": (lambda value: isinstance(value, str), "a string"),
     **dict.fromkeys(("Count", "NotNegativeCount", "Seed"), (_is_number(numbers.Integral), "an integer")),
     **dict.fromkeys(("Fraction", "Seconds"), (_is_number(numbers.Real), "a number")),

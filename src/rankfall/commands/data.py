@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rankfall.commands.options import AsJson, noting
-from rankfall.commands.prepare.problems import skipped_lines
+from rankfall.commands.prepare import lists_table, skipped_lines
 from rankfall.commands.terminal import examples, print_json, print_result, progress
 
 EXAMPLES = examples(
@@ -76,7 +76,6 @@ def _described(path: Path) -> str:
 
 
 def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
-    from rankfall.commands.prepare.letor import summary
     from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
     from rankfall.reporting.inspection_tables import terminal_warnings
@@ -86,7 +85,7 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     if as_json:
         print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
     else:
-        print_result(summary(ranking_data.manifest, path))
+        print_result(lists_table(ranking_data.manifest, path))
         print_result(terminal_warnings(warnings))
 
 

@@ -29,6 +29,7 @@ _TYPES: dict[str, Any] = {
     **{name: getattr(option_types, name) for name in option_types.__all__},
     **dict.fromkeys(("PathLike", "RunLike", "ConfigLike"), Path),
     "Overrides": Sequence[str],
+    "Sources": Sequence[str],
     "EngineName": Literal["local", "ray"],
     "Any": Any,
     "Callable": Callable,
@@ -83,7 +84,8 @@ def verb(
         function: Function of the API.
         commands: Examples for the help page.
         **terminal: By parameter of `function`, what the command line has in its own way: `argument`, the name of a
-            positional parameter, `flag`, another name of an option, and settings of :class:`typer.Option`.
+            positional parameter, `flag`, another name of an option, `kind` and `default`, another type and default,
+            and settings of :class:`typer.Option`.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
@@ -134,6 +136,7 @@ def _parameters(
 def _parameter(one: inspect.Parameter, hint: Any, text: str, settings: dict[str, Any]) -> inspect.Parameter:
     """Return a parameter as typer declares it; `settings` are the terminal's own."""
     kind, limits = _type(list[hint] if one.kind is one.VAR_POSITIONAL else hint)
+    kind = settings.pop("kind", kind)
     default = settings.pop("default", one.default)
     help_text, _, shown = text.partition(" Default: ")
     flag, argument = _flag(settings.pop("flag", one.name)), settings.pop("argument", None)
