@@ -20,33 +20,29 @@ from rankfall._errors import DEBUG, is_panic
 from rankfall.commands import (
     bench,
     config,
-    data,
     demo,
-    examination,
     export,
-    init,
+    logs,
     measure,
     methods,
     prepare,
     records,
     reproduce,
     serve,
-    simulate,
     train,
 )
-from rankfall.commands.error_output import check_words, clean_output, exit_for
 from rankfall.commands.options import whole_number_of
-from rankfall.commands.terminal import examples, notes_shown, print_error
+from rankfall.commands.terminal import check_words, clean_output, examples, exit_for, notes_shown, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the order of the work
-    "Get data": (init, simulate.simulate, prepare, data, examination),
+    "Get data": (logs.init, logs.simulate, prepare.app, logs.data, logs.examination),
     "Train and compare": (train.train, measure.evaluate, measure.plan, train.compare, train.tune, train.stream),
-    "Serve": (export.export, serve, records.collect, records.join),
+    "Serve": (export.export, serve.serve, records.collect, records.join),
     "Results": (measure.report, reproduce.reproduce),
-    "Explore": (demo, methods, bench, config, records.clean),
+    "Explore": (demo.demo, methods.methods, bench.app, config.app, records.clean),
 }
 
 PATH = {  # the main path of the help page: what one does with a log, in order
@@ -62,7 +58,7 @@ PATH = {  # the main path of the help page: what one does with a log, in order
 
 
 def _name(verb: Any) -> str:
-    return str(verb.__name__.rpartition(".")[2])
+    return str(verb.info.name if isinstance(verb, typer.Typer) else verb.__name__)
 
 
 class _Verbs(TyperGroup):
@@ -104,12 +100,10 @@ app = typer.Typer(
 )
 for panel, verbs in PANELS.items():
     for verb in verbs:
-        if hasattr(verb, "app"):
-            app.add_typer(verb.app, rich_help_panel=panel)
-        elif hasattr(verb, "epilog"):
-            app.command(_name(verb), epilog=verb.epilog, rich_help_panel=panel)(verb)
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, rich_help_panel=panel)
         else:
-            app.command(_name(verb), epilog=verb.EXAMPLES, rich_help_panel=panel)(getattr(verb, _name(verb)))
+            app.command(verb.__name__, epilog=verb.epilog, rich_help_panel=panel)(verb)
 
 
 def _print_version(wanted: bool) -> None:

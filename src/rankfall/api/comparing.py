@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import checked, stop_at_ctrl_c
-from rankfall.api.arguments import opened_engine, override_words
-from rankfall.api.display import Progress, issue, reported, warn
-from rankfall.api.extras import write_figures
+from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn, write_figures
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import EngineName, Overrides, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike
     from rankfall.option_types import Count, Seconds, Seed
     from rankfall.studies.compare import Step
     from rankfall.studies.results import ComparisonResult, RunFailure, SearchResult, TrialResult

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import ArgumentError, checked
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import optional_path, run_directory
-from rankfall.api.display import Progress, issue, reported, stepper, warn
-from rankfall.api.extras import requires_extra
+from rankfall.api.shared import Progress, issue, optional_path, reported, requires_extra, run_directory, stepper, warn
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankfall.api.arguments import PathLike, RunLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike, RunLike
     from rankfall.option_types import NotNegativeCount
     from rankfall.serving import Bundle
 

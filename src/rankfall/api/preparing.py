@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from rankfall._errors import ArgumentError, checked, did_you_mean
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import opened_engine
-from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
+from rankfall.api.shared import Progress, counter, issue, opened_engine, reported, stepper, warn
 
 if TYPE_CHECKING:
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import EngineName, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, PathLike, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingData

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rankfall._errors import checked
 from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
-from rankfall.api.display import Progress, issue, reported, stepper, warn
-from rankfall.api.extras import write_figures
+from rankfall.api.shared import Progress, issue, reported, stepper, warn, write_figures
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
-    from rankfall.api.arguments import PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike
     from rankfall.option_types import Count, Seed
     from rankfall.reproductions.list_data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._errors import ArgumentError, checked
 from rankfall._tables import StoredTables
-from rankfall.api.display import Progress, counter, reported
+from rankfall.api.shared import Progress, counter, reported
 
 if TYPE_CHECKING:
-    from rankfall.api.arguments import PathLike
-    from rankfall.api.display import ProgressLike
+    from rankfall.api.shared import PathLike, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.option_types import Count, Seed
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import opened_engine, override_words
-from rankfall.api.display import Progress, issue, reported, warn
+from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import EngineName, Overrides, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike
     from rankfall.option_types import Count, Seconds, Seed
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
     from rankfall.studies.plan.plan_result import PlanResult

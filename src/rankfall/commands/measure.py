@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall import api
-from rankfall.api.display import Display
+from rankfall.api.shared import Display
 from rankfall.commands.options import AsJson, Figures
 from rankfall.commands.terminal import print_figures, print_json, print_message, print_result, write_page_figures
 from rankfall.commands.verb import Call, verb

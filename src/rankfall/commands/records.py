@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rankfall import api
-from rankfall.api.display import Display
+from rankfall.api.shared import Display
 from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
     interruptible,

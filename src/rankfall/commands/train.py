@@ -12,7 +12,7 @@ import typer
 
 from rankfall import api
 from rankfall._errors import is_expected
-from rankfall.api.display import Display
+from rankfall.api.shared import Display
 from rankfall.api.training import validation_texts
 from rankfall.commands.options import AsJson, Figures, whole_number_of
 from rankfall.commands.terminal import (

@@ -20,7 +20,7 @@ from docstring_parser import DocstringStyle, parse
 
 from rankfall import api, option_types
 from rankfall._errors import ArgumentError
-from rankfall.api.display import Display
+from rankfall.api.shared import Display
 from rankfall.commands.options import SHARED, finite
 from rankfall.commands.terminal import examples, print_message
 

@@ -1,24 +1,103 @@
-"""``rf.join``: samples and events of a service, joined to a log."""
+"""``rf.collect``, ``rf.join`` and ``rf.clean``: from what services recorded to a log, and leftovers."""
 
 from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
-from rankfall.api.display import Progress, reported, stepper, warn
+from rankfall._tables import StoredTables, Tables
+from rankfall.api.shared import Progress, reported, requires_extra, stepper, warn
+from rankfall.storage.files import Leftover, clean_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike
     from rankfall.online.join_results import DayReport, JoinResult
     from rankfall.option_types import Fraction, NotNegativeCount, Seconds
+    from rankfall.serving.recording.collect import CollectionCounts
+
+
+@dataclass(frozen=True, repr=False)
+class CollectedRecords(StoredTables):
+    """What :func:`collect` has written.
+
+    Attributes:
+        messages: Number of messages that were received.
+        samples: Number of samples that were written.
+        events: Number of events that were written.
+        repeated: Number of messages that were delivered again, and not written again.
+        rejected: Number of messages that hold no records.
+        missed: Number of messages that the broker deleted before they were collected.
+    """
+
+    messages: int
+    samples: int
+    events: int
+    repeated: int
+    rejected: int
+    missed: int
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return one row."""
+        return {"collected": [self.to_json()]}
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers by their names."""
+        return asdict(self)
+
+
+@checked
+def collect(
+    url: str,
+    out: PathLike,
+    *,
+    follow: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    stop: Callable[[], object] | None = None,
+) -> CollectedRecords:
+    """Write the samples and events that services sent to a broker to files.
+
+    Messages are acknowledged after their records are on disk. A call that was interrupted or killed can be repeated:
+    nothing is lost.
+
+    Args:
+        url: Stream of NATS JetStream, nats://HOST:PORT/STREAM, or topic of Kafka, kafka://HOST:PORT/TOPIC.
+        out: Directory of the files, as ``rankfall serve --samples`` writes them. Earlier files stay.
+        follow: Wait for further messages until `stop` returns a true value, or Ctrl-C.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices about rejected messages and lost connections. Default: they are issued as
+            :class:`~rankfall.RankfallWarning`.
+        stop: Called between groups of messages; a true value ends the work. With it, Ctrl-C is left to the caller.
+
+    Raises:
+        ValueError: If the URL is wrong, or the package of the broker is not installed.
+        OSError: If the broker cannot be reached, or the records cannot be written.
+    """
+    with requires_extra("collect", "serve"):
+        from rankfall.serving.recording.collect import collect as run
+
+    directory = Path(out)
+    with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
+        report(Progress("connecting"))
+
+        def on_counts(counts: CollectionCounts) -> None:
+            report(Progress("collecting", status=f"{counts.samples:,} samples, {counts.events:,} events"))
+
+        try:
+            counts = run(url, directory, follow=follow, stop=stopping, on_notice=on_notice, on_counts=on_counts)
+        except ValueError as error:
+            raise ValueError(f"url: {error}") from None
+    return CollectedRecords(**asdict(counts)).stored_in(directory)
+
 
 _DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -161,3 +240,57 @@ def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{name}: found {value!r}, expected a share from 0 to 1")
     return float(value)
+
+
+@dataclass(frozen=True, repr=False)
+class CleaningResult(Tables):
+    """What :func:`clean` has found.
+
+    Attributes:
+        leftovers: Files and directories that were removed or restored.
+        failed: Messages about leftovers that could not be removed.
+        dry_run: Whether nothing was changed.
+    """
+
+    leftovers: list[Leftover]
+    failed: list[str]
+    dry_run: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of all that was removed."""
+        return sum(one.bytes for one in self.leftovers if one.action == "removed")
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return one row per leftover."""
+        rows = [{"path": str(one.path), "bytes": one.bytes, "action": one.action} for one in self.leftovers]
+        return {"leftovers": rows}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as dictionaries, lists, strings and numbers."""
+        return {**self.tables(), "bytes": self.bytes, "failed": self.failed, "dry_run": self.dry_run}
+
+
+@checked
+def clean(*directories: PathLike, dry_run: bool = False) -> CleaningResult:
+    """Remove temporary files and directories of processes that have died.
+
+    These have hidden names that end in ``.tmp``, ``.unfinished``, ``.replaced`` or ``.deleted``. Those of living
+    processes, on this machine or on another one that shares the file system, are locked and stay. If a process died
+    while it replaced a directory, the earlier content is restored.
+
+    Args:
+        directories: Directories to search, with all subdirectories. Default: the current directory.
+        dry_run: Change nothing, and return what would be done.
+
+    Raises:
+        ValueError: If there is no such directory.
+    """
+    places = [Path(directory) for directory in directories or (".",)]
+    for place in places:
+        if not place.is_dir():
+            found = "is a file" if place.exists() else "does not exist"
+            raise ValueError(f"directories: {place} {found}, expected a directory")
+    done = [one for place in places for one in clean_tree(place, dry_run=dry_run)]
+    leftovers = [one for one in done if isinstance(one, Leftover)]
+    return CleaningResult(leftovers, [str(one) for one in done if isinstance(one, OSError)], dry_run)
