@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankfall as rf
-from rankfall.api.arguments import override_words
+from rankfall.api.shared import override_words
 from rankfall.reporting.files import shown_in
 from rankfall.studies.comparison_plan import ComparisonConfig, load_comparison
 from rankfall.studies.search_space import load_search

@@ -54,6 +54,14 @@ class BugError(RuntimeError):
         self.details = details
 
 
+class ArgumentError(ValueError):
+    """A wrong argument of a public function. Commands name it, and others in backticks, in their own way."""
+
+    def __init__(self, argument: str, text: str) -> None:
+        super().__init__(f"{argument}: {text.replace('`', '')}")
+        self.argument, self.text = argument, text
+
+
 def is_debugging() -> bool:
     """Return whether tracebacks are shown."""
     return os.environ.get(DEBUG, "") not in ("", "0")
@@ -220,6 +228,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "int": (_is_number(numbers.Integral), "an integer"),
     "float": (_is_number(numbers.Real), "a number"),
     "str": (lambda value: isinstance(value, str), "a string"),
+    "Literal": (lambda value: isinstance(value, str | int), "one of the allowed values"),
+    "Preset": (lambda value: isinstance(value, str), "a string"),
+    **dict.fromkeys(("Count", "NotNegativeCount", "Seed"), (_is_number(numbers.Integral), "an integer")),
+    **dict.fromkeys(("Fraction", "Seconds"), (_is_number(numbers.Real), "a number")),
     "EngineName": (lambda value: isinstance(value, str), "a string"),
     "Layout": (lambda value: isinstance(value, str), "a string"),
     "Metric": (lambda value: isinstance(value, str), "a string"),

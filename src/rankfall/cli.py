@@ -19,42 +19,30 @@ from rankfall import __version__
 from rankfall._errors import DEBUG, is_panic
 from rankfall.commands import (
     bench,
-    clean,
-    collect,
-    compare,
     config,
-    data,
     demo,
-    evaluate,
-    examination,
     export,
-    init,
-    join,
+    logs,
+    measure,
     methods,
-    plan,
     prepare,
-    report,
+    records,
     reproduce,
     serve,
-    simulate,
-    stream,
     train,
-    tune,
 )
-from rankfall.commands.error_output import check_words, clean_output, exit_for
 from rankfall.commands.options import whole_number_of
-from rankfall.commands.terminal import examples, notes_shown, print_error
+from rankfall.commands.terminal import check_words, clean_output, examples, exit_for, notes_shown, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
-PANELS: dict[str, tuple[ModuleType, ...]] = {  # the verbs of the help page, in the order of the work
-    "Get data": (init, simulate, prepare, data, examination),
-    "Train and compare": (train, evaluate, plan, compare, tune, stream),
-    "Serve": (export, serve, collect, join),
-    "Results": (report, reproduce),
-    "Explore": (demo, methods, bench, config, clean),
+PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the order of the work
+    "Get data": (logs.init, logs.simulate, prepare.app, logs.data, logs.examination),
+    "Train and compare": (train.train, measure.evaluate, measure.plan, train.compare, train.tune, train.stream),
+    "Serve": (export.export, serve.serve, records.collect, records.join),
+    "Results": (measure.report, reproduce.reproduce),
+    "Explore": (demo.demo, methods.methods, bench.app, config.app, records.clean),
 }
 
 PATH = {  # the main path of the help page: what one does with a log, in order
@@ -69,8 +57,8 @@ PATH = {  # the main path of the help page: what one does with a log, in order
 }
 
 
-def _name(verb: ModuleType) -> str:
-    return verb.__name__.rpartition(".")[2]
+def _name(verb: Any) -> str:
+    return str(verb.info.name if isinstance(verb, typer.Typer) else verb.__name__)
 
 
 class _Verbs(TyperGroup):
@@ -112,10 +100,10 @@ app = typer.Typer(
 )
 for panel, verbs in PANELS.items():
     for verb in verbs:
-        if hasattr(verb, "app"):
-            app.add_typer(verb.app, rich_help_panel=panel)
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, rich_help_panel=panel)
         else:
-            app.command(_name(verb), epilog=verb.EXAMPLES, rich_help_panel=panel)(getattr(verb, _name(verb)))
+            app.command(verb.__name__, epilog=verb.epilog, rich_help_panel=panel)(verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -28,6 +28,8 @@ __all__ = [
     "OrName",
     "Positive",
     "Scale",
+    "Seconds",
+    "Seed",
     "Share",
 ]
 
@@ -67,6 +69,12 @@ Share = Annotated[float, Ge(0), Lt(1)]
 
 Momentum = Annotated[float, Gt(0), Le(1)]
 """A number above 0 and at most 1: the weight of a batch in running statistics."""
+
+Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
+"""A random seed: samples are drawn by hashing 64-bit integers."""
+
+Seconds = Annotated[float, Ge(0), Le(1e9)]
+"""A duration in seconds."""
 
 Grades = Annotated[int, Ge(2)]
 """A number of label grades, at least 2."""

@@ -37,7 +37,7 @@ def interrupted_at(module: str, *words: str, place: Path, first: str = "") -> su
     )
 
 
-@pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.tune", "rankfall.simulation.simulate"])
+@pytest.mark.parametrize("module", ["rankfall.cli", "typer", "rankfall.commands.train", "rankfall.simulation.simulate"])
 def test_ctrl_c_during_imports_shows_no_traceback(module: str, tmp_path: Path) -> None:
     done = interrupted_at(module, "simulate", "log", "--preset", "tiny", place=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -105,8 +105,8 @@ def test_costs_are_measured_on_a_bundle(capsys: pytest.CaptureFixture[str], tmp_
         ([*COSTS, "--budget", "1us"], 1, "budget: found 1 us, expected at least the cost of the cheapest quotas"),
         (["--recall", "1"], 1, "recall: found 1, expected at most"),
         (["--recall", "2"], 2, "found 2, expected more than 0 and at most 1"),
-        (["--recall", "0.5", "--budget", "3"], 2, "found --budget and --recall, expected one of them"),
-        (["--metric", "recall"], 2, "found 'recall', expected one of joint_recall, joint_value"),
+        (["--recall", "0.5", "--budget", "3"], 2, "found with --budget, expected one of them"),
+        (["--metric", "recall"], 2, "'recall' is not one of 'joint_recall', 'joint_value'"),
         (["--grid", "ranker=3"], 1, "grid: found the stage 'ranker', expected one of retrieval, ranking, did you mean"),
         (["stages.0.model.dim=8"], 1, "override: found stages.0.model.dim=8"),
     ],
@@ -143,7 +143,7 @@ def test_a_bundle_must_belong_to_the_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "expected first, second as in the run" in " ".join(capsys.readouterr().err.split())
     assert run("plan", other, "--bundle", tmp_path) == 1
     assert run("plan", other, "--bundle", platform_bundle(), "--cost", "first=1,second=2") == 2
-    assert "found --cost and --bundle, expected one of them" in " ".join(capsys.readouterr().err.split())
+    assert "found with --cost, expected one of them" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_joint_value_is_that_of_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

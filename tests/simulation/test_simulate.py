@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import polars as pl
 import pytest
 
-from rankfall.commands.simulate import Name
+from rankfall.api.simulating import Preset
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.simulation.platform import Platform
@@ -342,7 +342,7 @@ def test_industry_statistics_count_what_was_shown_before(monkeypatch: pytest.Mon
 
 
 def test_the_command_knows_every_preset() -> None:
-    assert [name.value for name in Name] == list(PRESETS)
+    assert list(get_args(Preset)) == list(PRESETS)
 
 
 def test_the_command_sums_up_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,16 +12,13 @@ output.
 from __future__ import annotations
 
 from rankfall._errors import RankfallWarning
-from rankfall.api.cleaning import CleaningResult, clean
-from rankfall.api.collecting import CollectedRecords, collect
 from rankfall.api.comparing import compare, tune
-from rankfall.api.display import Progress
 from rankfall.api.exporting import ExportedBundle, export
-from rankfall.api.joining import join
-from rankfall.api.measuring import diagnose, evaluate, plan
+from rankfall.api.measuring import diagnose, evaluate, plan, report
 from rankfall.api.preparing import PreparedData, prepare
-from rankfall.api.reporting import report
+from rankfall.api.records import CleaningResult, CollectedRecords, clean, collect, join
 from rankfall.api.reproducing import ReproductionResult, reproduce
+from rankfall.api.shared import Progress
 from rankfall.api.simulating import SimulatedLog, simulate
 from rankfall.api.streaming import stream
 from rankfall.api.training import TrainedRun, train

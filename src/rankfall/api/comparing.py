@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import checked, stop_at_ctrl_c
-from rankfall.api.arguments import opened_engine, override_words
-from rankfall.api.display import Progress, issue, reported, warn
-from rankfall.api.extras import write_figures
+from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn, write_figures
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import EngineName, Overrides, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike
+    from rankfall.option_types import Count, Seconds, Seed
     from rankfall.studies.compare import Step
     from rankfall.studies.results import ComparisonResult, RunFailure, SearchResult, TrialResult
     from rankfall.training.run_directory import Step as TrainingStep
@@ -30,7 +28,7 @@ def compare(
     *,
     overrides: Overrides = (),
     against: str | None = None,
-    jobs: int | None = None,
+    jobs: Count | None = None,
     engine: EngineName = "local",
     verify: bool = True,
     progress: ProgressLike = True,
@@ -45,8 +43,9 @@ def compare(
         config: Path of a YAML file, a dictionary with its content, or a validated comparison.
         out: Directory of the runs and results.
         overrides: Values that replace those of `config`: ``"key=value"`` strings, or a dictionary by dotted keys.
-        against: Method that the others are tested against. Default: that of `config`, or the one with the best mean.
-        jobs: Training runs at the same time. Default: that of `config`, or with Ray one per processor.
+        against: Test whether each method is better or worse than this one. Default: that of `config`, or the method
+            with the best mean.
+        jobs: Training runs at the same time. Default: that of `config`, or 1; with Ray one per processor.
         engine: ``"local"`` or ``"ray"``.
         verify: Compare the data and the run with their checksums when they are first read.
         progress: True shows progress on standard error, False shows none, a function receives
@@ -110,11 +109,11 @@ def tune(
     out: PathLike,
     *,
     overrides: Overrides = (),
-    trials: int | None = None,
-    timeout: float | None = None,
-    jobs: int | None = None,
+    trials: Count | None = None,
+    timeout: Seconds | None = None,
+    jobs: Count | None = None,
     engine: EngineName = "local",
-    seed: int = 0,
+    seed: Seed = 0,
     verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
@@ -129,8 +128,8 @@ def tune(
         out: Directory of the search.
         overrides: Values that replace those of `config`: ``"key=value"`` strings, or a dictionary by dotted keys.
         trials: Number of trials, including earlier ones. Default: that of `config`, or 20.
-        timeout: Seconds after which no trial starts.
-        jobs: Trials at the same time. Default: 1, or with Ray one per processor.
+        timeout: Seconds after which no trial starts. Default: none.
+        jobs: Trials at the same time. Default: 1; with Ray one per processor.
         engine: ``"local"`` or ``"ray"``.
         seed: Random seed of the search.
         verify: Compare the data with their checksums when they are first read.

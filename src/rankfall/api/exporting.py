@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import checked
+from rankfall._errors import ArgumentError, checked
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import optional_path, run_directory
-from rankfall.api.display import Progress, issue, reported, stepper, warn
-from rankfall.api.extras import requires_extra
+from rankfall.api.shared import Progress, issue, optional_path, reported, requires_extra, run_directory, stepper, warn
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from rankfall.api.arguments import PathLike, RunLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike, RunLike
+    from rankfall.option_types import NotNegativeCount
     from rankfall.serving import Bundle
 
 _REPORTED = ("items", "display", "stages", "checks", "measured", "files", "made_by", "source")
@@ -80,9 +79,9 @@ def export(
     items: PathLike | None = None,
     data: PathLike | None = None,
     stage: str | None = None,
-    quotas: Mapping[str, int] | None = None,
+    quotas: Mapping[str, int] | Sequence[str] | None = None,
     recall: float = 0.99,
-    examples: int = 16,
+    examples: NotNegativeCount = 16,
     display: Sequence[str] | None = None,
     force: bool = False,
     trust: bool = False,
@@ -95,13 +94,15 @@ def export(
     Args:
         run: Run directory of a cascade, or what :func:`rankfall.train` returned.
         out: Directory of the bundle.
-        items: A prepared log, or an Arrow or Parquet file of items. Default: the log of the run.
-        data: Directory of the log, if it was moved.
-        stage: Export only this stage.
-        quotas: Number of items that stages keep in the bundle, by stage. Default: the quotas of the run.
+        items: A prepared log, or an Arrow or Parquet file of items. Default: the run's log.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
+        stage: Export only this stage. Default: all stages.
+        quotas: Number of items that stages keep in the bundle, by stage, or as strings ``"STAGE=N"``. Default: the
+            run's quotas.
         recall: Share of the best items that an index must find; 1 makes it exact.
-        examples: Number of logged requests that the bundle keeps as a self-test.
-        display: Attributes of items to show on the page of the service.
+        examples: Number of logged requests stored in the bundle as a self-test.
+        display: Attributes of items to show on the service's page: columns of `items`, or features of items. Default: a
+            few categorical features.
         force: Replace a bundle in `out`.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -114,8 +115,9 @@ def export(
         ValueError: If the run, its log and the items do not fit together, the bundle answers differently than PyTorch,
             the index does not reach the recall, or packages are not installed.
     """
+    chosen = _quotas(quotas or {})
     if not 0 < recall <= 1:
-        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
+        raise ArgumentError("recall", f"found {recall:g}, expected more than 0 and at most 1")
     check_installed("export")
     from rankfall.serving.export.export_run import ExportOptions, export_run
 
@@ -127,7 +129,7 @@ def export(
             ExportOptions(
                 items=optional_path(items),
                 stage=stage,
-                quotas=quotas or {},
+                quotas=chosen,
                 recall=recall,
                 examples=examples,
                 display=display or None,
@@ -139,6 +141,19 @@ def export(
         )
     issue(exported.notes, on_notice)
     return ExportedBundle(exported.manifest, exported.notes, Path(out))
+
+
+def _quotas(given: Mapping[str, int] | Sequence[str]) -> Mapping[str, int]:
+    """Return quotas by stage."""
+    if isinstance(given, Mapping):
+        return given
+    quotas = {}
+    for word in given:
+        name, _, number = str(word).partition("=")
+        if not name or not number.isdecimal() or int(number) < 1:
+            raise ArgumentError("quotas", f"found {word!r}, expected STAGE=N with a whole number of at least 1")
+        quotas[name] = int(number)
+    return quotas
 
 
 def check_installed(what: str) -> None:

@@ -1,26 +1,35 @@
-"""``rf.evaluate``, ``rf.diagnose`` and ``rf.plan``: figures of a run."""
+"""``rf.evaluate``, ``rf.diagnose``, ``rf.plan`` and ``rf.report``: figures and pages of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from rankfall._errors import checked
-from rankfall.api.arguments import optional_path, override_words, run_directory
-from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
-from rankfall.api.extras import requires_extra
+from rankfall._errors import ArgumentError, checked
+from rankfall.api.shared import (
+    Progress,
+    counter,
+    issue,
+    optional_path,
+    override_words,
+    reported,
+    requires_extra,
+    run_directory,
+    stepper,
+    warn,
+    write_figures,
+)
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import checksum
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
-    from rankfall.api.arguments import Overrides, PathLike, RunLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, Overrides, PathLike, ProgressLike, RunLike
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
-    from rankfall.studies.plan.plan_quotas import Costs, Metric
+    from rankfall.studies.plan.plan_quotas import Costs
     from rankfall.studies.plan.plan_result import PlanResult
     from rankfall.studies.results import SplitEvaluation
 
@@ -48,7 +57,7 @@ def evaluate(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
         overrides: What is measured differently, such as ``{"data.length": "all"}``: a dictionary by dotted keys, or
             ``"key=value"`` strings.
-        data: Directory of the prepared data, if they were moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -111,7 +120,7 @@ def diagnose(
         run: Run directory of a cascade, or what :func:`rankfall.train` returned.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         overrides: What is measured differently, as for :func:`rankfall.evaluate`.
-        data: Directory of the log, if it was moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of the result. Default: the run directory, or none.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -159,7 +168,7 @@ def plan(
     bundle: PathLike | None = None,
     budget: str | float | None = None,
     recall: float | None = None,
-    metric: Metric = "joint_recall",
+    metric: Literal["joint_recall", "joint_value"] = "joint_recall",
     grid: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
     overrides: Overrides = (),
     data: PathLike | None = None,
@@ -176,13 +185,13 @@ def plan(
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
         costs: Cost of an item that enters a stage, by stage: a number, or a text such as ``"8us"`` or ``"0.2ms+8us"``
             with a cost per request. Default: costs of the kinds of models, with a notice.
-        bundle: Bundle of the run on which the costs are measured as CPU time.
-        budget: Largest cost of a request, such as ``"5ms"``. Default: the cost of the current quotas.
-        recall: Smallest value of the metric; the cheapest quotas that reach it are chosen.
-        metric: ``"joint_recall"`` or ``"joint_value"``.
+        bundle: Measure the costs as CPU time on this bundle of the run.
+        budget: Largest cost of a request, such as 5ms: find the best quotas. Default: the cost of the current quotas.
+        recall: Smallest value of the metric: find the cheapest quotas.
+        metric: The metric to plan for.
         grid: Quotas to try, by stage. Default: from the last quota to four times the current one.
         overrides: What is measured differently, as for :func:`rankfall.evaluate`.
-        data: Directory of the log, if it was moved.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
         out: Directory of ``plan.json`` and of a page. Default: the run directory.
         trust: Import code that the stored configuration names.
         verify: Compare the data and the run with their checksums when they are first read.
@@ -239,13 +248,13 @@ def _check_targets(costs: object, bundle: object, budget: object, recall: float 
     from rankfall.studies.plan.plan_quotas import METRICS
 
     if costs and bundle is not None:
-        raise ValueError("bundle: found with costs, expected one of them")
+        raise ArgumentError("bundle", "found with `costs`, expected one of them")
     if budget is not None and recall is not None:
-        raise ValueError("recall: found with budget, expected one of them")
+        raise ArgumentError("recall", "found with `budget`, expected one of them")
     if recall is not None and not 0 < recall <= 1:
-        raise ValueError(f"recall: found {recall:g}, expected more than 0 and at most 1")
+        raise ArgumentError("recall", f"found {recall:g}, expected more than 0 and at most 1")
     if metric not in METRICS:
-        raise ValueError(f"metric: found {metric!r}, expected one of {', '.join(METRICS)}")
+        raise ArgumentError("metric", f"found {metric!r}, expected one of {', '.join(METRICS)}")
 
 
 def _cost_words(costs: Mapping[str, str | float] | Sequence[str]) -> list[str]:
@@ -313,3 +322,43 @@ def _measured_costs(
         on_step=stepper(report),
     )
     return Costs(measured, "s", "measured")
+
+
+@checked
+def report(
+    directory: RunLike,
+    out: PathLike | None = None,
+    *,
+    figures: PathLike | None = None,
+    trust: bool = False,
+    verify: bool = True,
+    on_notice: OnNotice = warn,
+) -> Path:
+    """Write the page of a run, a comparison or a stream as one HTML file, and return its path.
+
+    Args:
+        directory: Directory of the run, the comparison or the stream, or what :func:`rankfall.train` returned.
+        out: File to write. Default: ``report.html`` in the directory.
+        figures: Also write every figure of the page to this directory, as SVG and PNG.
+        trust: Import code that the stored configuration names.
+        verify: Compare the files of a run with their checksums.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If the directory has no result, or `out` is another file.
+    """
+    from rankfall.reporting.files import write_report
+
+    path = run_directory(directory)
+    with verification(verify, on_notice):
+        page = write_report(path, optional_path(out), trust=trust)
+        if figures is not None:
+            page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
+    return page
+
+
+def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = warn) -> list[Path]:
+    """Write all figures of the page of a run, a comparison or a stream, and return their files."""
+    from rankfall.reporting.files import figures_of
+
+    return write_figures(figures_of(directory, trust=trust), out, on_notice)

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from rankfall._errors import checked, did_you_mean
+from rankfall._errors import ArgumentError, checked, did_you_mean
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import opened_engine
-from rankfall.api.display import Progress, counter, issue, reported, stepper, warn
+from rankfall.api.shared import Progress, counter, issue, opened_engine, reported, stepper, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rankfall._config import ConfigLike
-    from rankfall._engine import Engine
-    from rankfall.api.arguments import EngineName, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, PathLike, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingData
-    from rankfall.data.sources.letor.parse import Recipe
     from rankfall.data.sources.problems import DataCheck
+    from rankfall.option_types import Count, NotNegativeCount, Seed
 
 Layout = Literal["rows", "letor", "recflow"]
 Sources: TypeAlias = (
     "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, PathLike | Sequence[PathLike]]"
-)
-_SUPPLIED = (
-    *("source", "sources", "out", "path", "spec", "recipe", "force", "engine"),
-    *("about", "inspect", "portion_rows"),
 )
 
 
@@ -169,39 +160,24 @@ def prepare(
         ConfigError: If the description is wrong.
         ValueError: If the data or an option are wrong; the message says where.
     """
-    append = options.get("append")
-    _check_arguments(layout, out, spec, engine, check=check, append=append is not None)
-    described = None if spec is None else load_description(spec)
-    with opened_engine(engine) as opened, reported(progress) as report:
-        report(Progress("reading"))
-        work = _Preparation(source, Path(append or out or ""), described, force, opened, report, options)
-        if check:
-            return _CHECKS[layout](work)
-        prepared = _LAYOUTS[layout](work)
-    result = PreparedData(prepared.manifest, Path(work.out))
-    issue(result.warnings, on_notice)
-    return result
-
-
-def _check_arguments(
-    layout: str, out: PathLike | None, spec: ConfigLike | None, engine: str, *, check: bool, append: bool
-) -> None:
     if layout not in _LAYOUTS:
         hint = did_you_mean(layout, _LAYOUTS)
         raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
-    if append and out is not None:
-        raise ValueError("out: found together with `append`, which names the log to write to; expected one of them")
-    if layout == "rows" and spec is None and not append:
-        raise ValueError('spec: missing, expected a description of the log; ranking text has layout="letor"')
-    if out is None and not check and not append:
-        raise ValueError("out: missing, expected a directory to write")
-    for name, found, layouts in (
-        ("spec", spec is not None, ("rows",)),
-        ("append", append, ("rows", "recflow")),
-        ("engine", engine != "local", ("rows", "recflow")),
-    ):
-        if found and layout not in layouts:
-            raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(layouts)}")
+    work = _LAYOUTS[layout]
+    given = {"spec": spec, "engine": engine if engine != "local" else None, "append": options.pop("append", None)}
+    named = {name: value for name, value in given.items() if value is not None}
+    for name in named:
+        having = [one for one, function in _LAYOUTS.items() if name in inspect.signature(function).parameters]
+        if layout not in having:
+            raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(having)}")
+    allowed = [name for name in inspect.signature(work).parameters if name not in inspect.signature(prepare).parameters]
+    for name in options:
+        if name not in allowed:
+            hint = did_you_mean(name, allowed)
+            raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
+    shared: dict[str, Any] = {"check": check, "force": force, "progress": progress, "on_notice": on_notice}
+    result: PreparedData | DataCheck = work(source, out, **shared, **named, **options)
+    return result
 
 
 def load_description(spec: ConfigLike) -> Spec:
@@ -215,140 +191,267 @@ def load_description(spec: ConfigLike) -> Spec:
     return validate_spec(content, where=where if isinstance(spec, str | os.PathLike) else "spec")
 
 
-@dataclass(frozen=True)
-class _Preparation:
-    """The arguments of :func:`prepare`."""
-
-    source: Sources | None
-    out: Path
-    spec: Spec | None
-    force: bool
-    engine: Engine
-    report: Callable[[Progress], object]
-    options: dict[str, Any]
-
-    def checked(self, work: Callable[..., Any]) -> dict[str, Any]:
-        """Return the options, after checking that the function of the layout has them."""
-        allowed = [name for name in inspect.signature(work).parameters if name not in _SUPPLIED and name[:3] != "on_"]
-        return self.among(allowed)
-
-    def among(self, allowed: Sequence[str]) -> dict[str, Any]:
-        """Return the options, after checking that their names are allowed."""
-        for name in self.options:
-            if name not in allowed:
-                hint = did_you_mean(name, allowed)
-                raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
-        return dict(self.options)
-
-    def appending(self) -> _Preparation:
-        """Return the arguments without `append`, the path of the log, which is also that of the output."""
-        return replace(self, options={name: value for name, value in self.options.items() if name != "append"})
-
-    def directory(self) -> Path:
-        """Return the directory of published data."""
-        if not isinstance(self.source, str | os.PathLike) or not Path(self.source).is_dir():
-            raise ValueError(f"source: found {self.source!r}, expected a directory")
-        return Path(self.source)
-
-    def files(self) -> list[Path | str]:
-        """Return files, directories and URLs of rows."""
-        from rankfall.data.sources.object_storage import is_url
-
-        if isinstance(self.source, Mapping):
-            raise ValueError("source: found a dictionary, expected files or directories of rows")
-        if self.source is None:
-            if "append" not in self.options and (self.spec is None or self.spec.source is None):
-                raise ValueError("source: missing, and the spec names no source")
-            return []
-        given = [self.source] if isinstance(self.source, str | os.PathLike) else self.source
-        for path in given:
-            if not is_url(path) and not Path(path).exists():
-                raise ValueError(f"source: {path} does not exist")
-        return [path if isinstance(path, str) else Path(path) for path in given]
-
-    def splits(self) -> dict[str, list[Path]]:
-        """Return the files of each split of ranking text."""
-        if not isinstance(self.source, Mapping):
-            raise ValueError(f"source: found {self.source!r}, expected a dictionary with the files of each split")
-        return {
-            name: [Path(files)] if isinstance(files, str | os.PathLike) else [Path(one) for one in files]
-            for name, files in self.source.items()
-        }
+def _prepared(data: ImpressionLog | RankingData, on_notice: OnNotice) -> PreparedData:
+    result = PreparedData(data.manifest, Path(data.path))
+    issue(result.warnings, on_notice)
+    return result
 
 
-def _rows(work: _Preparation) -> Any:
-    from rankfall.data.sources.rows.prepare_rows import append_rows, prepare_rows
-
-    if "append" in work.options:
-        options, shown = work.appending().checked(append_rows), stepper(work.report)
-        return append_rows(work.files(), work.out, spec=work.spec, engine=work.engine, on_progress=shown, **options)
-    assert work.spec is not None
-    options, shown = work.checked(prepare_rows), stepper(work.report)
-    return prepare_rows(
-        work.files(), work.out, work.spec, force=work.force, engine=work.engine, on_progress=shown, **options
-    )
+def _directory(out: PathLike | None) -> Path:
+    if out is None:
+        raise ArgumentError("out", "missing, expected a directory to write; it is required without `check`")
+    return Path(out)
 
 
-def _check_rows(work: _Preparation) -> DataCheck:
-    from rankfall.data.sources.rows.prepare_rows import check_rows
-
-    assert work.spec is not None
-    options, shown = work.checked(check_rows), stepper(work.report)
-    return check_rows(work.files(), work.spec, engine=work.engine, on_progress=shown, **options)
-
-
-def _letor(work: _Preparation) -> Any:
-    from rankfall.data import prepare_letor
-
-    splits, recipe, options = _letor_arguments(work)
-    return prepare_letor(splits, work.out, recipe, force=work.force, **options)
+def _check_appending(**of_new_logs: object) -> None:
+    """Check that no argument of new logs is given with `append`."""
+    for name, value in of_new_logs.items():
+        if value:
+            raise ArgumentError(name, "has no effect with `append`, which keeps what the log has")
 
 
-def _check_letor(work: _Preparation) -> DataCheck:
+@checked
+def rows(
+    source: Sources | None = None,
+    out: PathLike | None = None,
+    *,
+    spec: ConfigLike | None = None,
+    items: PathLike | None = None,
+    users: PathLike | None = None,
+    requests: PathLike | None = None,
+    seed: Seed = 0,
+    fit_days: Count | None = None,
+    append: PathLike | None = None,
+    reopen: bool = False,
+    grow: bool = False,
+    check: bool = False,
+    skip_bad: NotNegativeCount | None = None,
+    engine: EngineName = "local",
+    force: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> PreparedData | DataCheck:
+    """Prepare a log with one row per request and item.
+
+    Args:
+        source: Files (.csv, .jsonl, .ndjson, these also with .gz, .parquet, .feather, .arrow, .ipc), directories of
+            them or Delta tables, with one row per request and item; also s3://, gs:// and file:// URLs. The result does
+            not depend on how the log is split into files. Default: the source of the spec.
+        out: Output directory. Default: required without `check`.
+        spec: Description of columns, stages and features, a YAML file. Default: that of `append`.
+        items: A table with features of items.
+        users: A table with features of users.
+        requests: A table with times, users, context and sequences of requests.
+        seed: Random seed; equal seeds give equal results.
+        fit_days: Number of first days that vocabularies, scalings and buckets are fitted to. Default: all but the last
+            two, at least one.
+        append: Append new days to this log, with its description, vocabularies, scalings and buckets.
+        reopen: With `append`: the rows may be late rows of the newest day.
+        grow: Add new values of appended days, or of days after `fit_days`, to the vocabularies.
+        check: Read everything, write nothing, and list every problem with its number and first places. The exit code is
+            1 if one of them is an error.
+        skip_bad: Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a
+            whole. With more bad rows nothing is written. Default: a bad row is an error.
+        engine: ``"local"`` or ``"ray"``.
+        force: Replace existing output.
+        progress: As for :func:`prepare`.
+        on_notice: As for :func:`prepare`.
+    """
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.sources.rows.prepare_rows import append_rows, check_rows, check_tables, prepare_rows
+
+    if append is not None:
+        _check_appending(out=out, fit_days=fit_days, seed=seed, force=force)
+    elif spec is None:
+        raise ArgumentError("spec", "missing, expected a description of the log, or `append` for a log that has one")
+    elif reopen:
+        raise ArgumentError("reopen", "needs `append`")
+    given = None if spec is None else load_description(spec)
+    described = given or ImpressionLog.load(Path(append or "")).spec
+    files = _files(source, described)
+    tables: dict[Any, Any] = {"items": items, "users": users, "requests": requests}
+    with opened_engine(engine) as opened, reported(progress) as report:
+        report(Progress("reading"))
+        work: dict[str, Any] = {**tables, "engine": opened, "on_progress": stepper(report)}
+        if check:
+            if append is not None:
+                check_tables(ImpressionLog.load(Path(append)), tables)
+            return check_rows(files, described, **work)
+        work |= {"grow": grow, "skip_bad": skip_bad}
+        if append is not None:
+            return _prepared(append_rows(files, Path(append), spec=given, reopen=reopen, **work), on_notice)
+        log = prepare_rows(files, _directory(out), described, seed=seed, fit_days=fit_days, force=force, **work)
+    return _prepared(log, on_notice)
+
+
+def _files(source: Sources | None, spec: Spec) -> list[Path | str]:
+    """Return files, directories and URLs of rows."""
+    from rankfall.data.sources.object_storage import is_url
+
+    if isinstance(source, Mapping):
+        raise ValueError("source: found a dictionary, expected files or directories of rows")
+    if not source:
+        if spec.source is None:
+            raise ArgumentError("source", "missing, and the spec names no source")
+        return []
+    given = [source] if isinstance(source, str | os.PathLike) else source
+    for path in given:
+        if not is_url(path) and not Path(path).exists():
+            raise ArgumentError("source", f"{path} does not exist")
+    return [path if isinstance(path, str) else Path(path) for path in given]
+
+
+@checked
+def recflow(
+    source: Sources | None,
+    out: PathLike | None = None,
+    *,
+    stages: Literal[2, 3] | None = None,
+    days: str | None = None,
+    sequences: Literal["pickle", "log", "none"] | None = None,
+    seed: Seed = 0,
+    append: PathLike | None = None,
+    check: bool = False,
+    skip_bad: NotNegativeCount | None = None,
+    engine: EngineName = "local",
+    force: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> PreparedData | DataCheck:
+    """Prepare RecFlow as it is published, or a log simulated in its layout.
+
+    Args:
+        source: Directory with all_stage/, and optionally seq_effective_50_dict/ and others/id_cnt.pkl.
+        out: Output directory. Default: required without `check`.
+        stages: Cascade of two stages (ten items each of prerank_neg, coarse_neg, rank_neg, rank_pos) or of three
+            (rerank_neg and rerank_pos instead of rank_pos). Default: 2.
+        days: Only these days; also DAY, FIRST.. or ..LAST. Default: all.
+        sequences: Origin of behaviour sequences: the published pickles, which are read without running code, or the
+            views in the log itself; none writes no sequences. Default: pickle if they exist, otherwise log.
+        seed: Random seed; equal seeds give equal results.
+        append: Append days to this log, with its stages and sequences; by default all days after its newest day.
+        check: As for rows.
+        skip_bad: As for rows.
+        engine: ``"local"`` or ``"ray"``.
+        force: Replace existing output.
+        progress: As for :func:`prepare`.
+        on_notice: As for :func:`prepare`.
+    """
+    from rankfall.data.sources.recflow import append_recflow, check_recflow, prepare_recflow
+
+    if append is not None:
+        _check_appending(out=out, stages=stages, sequences=sequences, seed=seed, force=force, check=check)
+    if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
+        raise ArgumentError("source", f"found {source!r}, expected a directory")
+    with opened_engine(engine) as opened, reported(progress) as report:
+        report(Progress("reading"))
+        work: dict[str, Any] = {"days": days, "engine": opened, "on_progress": stepper(report)}
+        if append is not None:
+            return _prepared(append_recflow(Path(source), Path(append), skip_bad=skip_bad, **work), on_notice)
+        work |= {"stages": stages or 2, "sequences": sequences}
+        if check:
+            return check_recflow(Path(source), **work)
+        log = prepare_recflow(Path(source), _directory(out), seed=seed, force=force, skip_bad=skip_bad, **work)
+    return _prepared(log, on_notice)
+
+
+@checked
+def letor(
+    source: Sources | None,
+    out: PathLike | None = None,
+    *,
+    groups: Mapping[Path, Path] | None = None,
+    min_list: Count = 1,
+    max_list: Count | None = None,
+    keep_positives: NotNegativeCount = 15,
+    replacement: bool = False,
+    log1p: bool = False,
+    standardise: Sequence[str] = (),
+    missing_value: float | None = None,
+    missing_indicator: bool = False,
+    regroup: bool = False,
+    skip_bad_lines: bool = False,
+    check: bool = False,
+    skip_bad: NotNegativeCount | None = None,
+    features: Count | None = None,
+    first_id: NotNegativeCount | None = None,
+    seed: Seed = 0,
+    threads: Count | None = None,
+    force: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+) -> PreparedData | DataCheck:
+    """Prepare ranking text.
+
+    Args:
+        source: Ranking files (LETOR/SVMlight text, plain, gzip, xz or zstd), each FILE or SPLIT=FILE. Without a name
+            the split has the name of the file; files of the same split are read in turn.
+        out: Output directory. Default: required without `check`.
+        groups: File of group sizes for files without qid; once per SRC, in the same order. By default FILE.query or
+            FILE.group beside FILE.
+        min_list: Drop lists with fewer documents.
+        max_list: Cut longer lists to a sample of this size. Default: any length.
+        keep_positives: Smallest number of documents with a label above 0 in such a sample.
+        replacement: Draw such a sample with replacement; too few positives are repeated (ARF, B.2).
+        log1p: Transform features to sign(v) log(1 + |v|).
+        standardise: Scale features to mean 0 and variance 1, fitted on this split only (repeatable). With
+            cross-validation, standardise in training instead.
+        missing_value: Replacement for NULL, NaN, infinite and empty values (after `log1p`, before `standardise`).
+            Default: they are errors.
+        missing_indicator: Add a column for each feature with missing values, which is 1 where they are missing.
+        regroup: Join the lines of queries that are not consecutive.
+        skip_bad_lines: Skip and report invalid lines instead of stopping.
+        check: As for rows.
+        skip_bad: Skip and report invalid lines, at most N. With more of them nothing is written. Default: an invalid
+            line is an error.
+        features: Number of features. Default: the largest id that occurs.
+        first_id: Smallest feature id. Default: 0 if it occurs, else 1.
+        seed: Random seed; equal seeds give equal results.
+        threads: Number of parsing threads. Default: all cores, at most 8.
+        force: Replace existing output.
+        progress: As for :func:`prepare`.
+        on_notice: As for :func:`prepare`.
+    """
+    from rankfall.data import Recipe, prepare_letor
     from rankfall.data.sources.letor.split_reader import check_letor
 
-    splits, recipe, options = _letor_arguments(work)
-    return check_letor(splits, recipe, **options)
-
-
-def _letor_arguments(work: _Preparation) -> tuple[dict[str, list[Path]], Recipe, dict[str, Any]]:
-    from rankfall.data import Recipe
-
-    names = [one.name for one in fields(Recipe)]
-    options = work.among([*names, "groups", "threads"])
-    recipe = Recipe(**{name: options.pop(name) for name in names if name in options})
-    splits = work.splits()
-    total = sum(path.stat().st_size for paths in splits.values() for path in paths if path.is_file())
-    count = counter(work.report, "reading (bytes)")
-    return splits, recipe, {**options, "on_read": lambda read: count(read, total)}
-
-
-def _recflow(work: _Preparation) -> Any:
-    from rankfall.data.sources.recflow import append_recflow, prepare_recflow
-
-    if "append" in work.options:
-        options, shown = work.appending().checked(append_recflow), stepper(work.report)
-        return append_recflow(work.directory(), work.out, engine=work.engine, on_progress=shown, **options)
-    options, shown = work.checked(prepare_recflow), stepper(work.report)
-    return prepare_recflow(
-        work.directory(), work.out, force=work.force, engine=work.engine, on_progress=shown, **options
+    if not isinstance(source, Mapping):
+        raise ValueError(f"source: found {source!r}, expected a dictionary with the files of each split")
+    splits = {
+        name: [Path(files)] if isinstance(files, str | os.PathLike) else [Path(one) for one in files]
+        for name, files in source.items()
+    }
+    if missing_indicator and missing_value is None:
+        raise ArgumentError("missing_indicator", "needs `missing_value`")
+    if max_list is not None and max_list < min_list:
+        raise ArgumentError("max_list", f"{max_list} is below `min_list` {min_list}")
+    for name in standardise:
+        if name not in splits:
+            raise ArgumentError("standardise", f"found {name}, expected one of the splits {', '.join(splits)}")
+    recipe = Recipe(
+        min_list=min_list,
+        max_list=max_list,
+        keep_positives=keep_positives,
+        replacement=replacement,
+        log1p=log1p,
+        missing_value=missing_value,
+        missing_indicator=missing_indicator,
+        standardise=tuple(standardise),
+        regroup=regroup,
+        skip_bad_lines=skip_bad_lines,
+        features=features,
+        first_id=first_id,
+        seed=seed,
     )
+    total = sum(path.stat().st_size for paths in splits.values() for path in paths if path.is_file())
+    used = threads or min(8, len(os.sched_getaffinity(0)))
+    with reported(progress) as report:
+        count = counter(report, "reading (bytes)")
+        work: dict[str, Any] = {"groups": groups, "threads": used, "on_read": lambda read: count(read, total)}
+        if check:
+            return check_letor(splits, recipe, **work)
+        data = prepare_letor(splits, _directory(out), recipe, force=force, skip_bad=skip_bad, **work)
+    return _prepared(data, on_notice)
 
 
-def _check_recflow(work: _Preparation) -> DataCheck:
-    from rankfall.data.sources.recflow import check_recflow
-
-    options, shown = work.checked(check_recflow), stepper(work.report)
-    return check_recflow(work.directory(), engine=work.engine, on_progress=shown, **options)
-
-
-_LAYOUTS: dict[str, Callable[[_Preparation], Any]] = {
-    "rows": _rows,
-    "letor": _letor,
-    "recflow": _recflow,
-}
-_CHECKS: dict[str, Callable[[_Preparation], DataCheck]] = {
-    "rows": _check_rows,
-    "letor": _check_letor,
-    "recflow": _check_recflow,
-}
+_LAYOUTS: dict[str, Callable[..., Any]] = {"rows": rows, "letor": letor, "recflow": recflow}

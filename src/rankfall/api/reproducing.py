@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from rankfall._errors import checked
 from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
-from rankfall.api.display import Progress, issue, reported, stepper, warn
-from rankfall.api.extras import write_figures
+from rankfall.api.shared import Progress, issue, reported, stepper, warn, write_figures
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import write_file
 
 if TYPE_CHECKING:
-    from rankfall.api.arguments import PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike
+    from rankfall.option_types import Count, Seed
     from rankfall.reproductions.data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Report
@@ -78,8 +77,8 @@ def reproduce(
     quick: bool = False,
     improved: bool = False,
     methods: PathLike | Mapping[str, Any] | None = None,
-    seed: int = 0,
-    jobs: int = 2,
+    seed: Seed = 0,
+    jobs: Count = 2,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
 ) -> ReproductionResult:
@@ -88,11 +87,13 @@ def reproduce(
     Args:
         name: Name of a reproduction, such as ``"arf-table2"``; ``rankfall reproduce --list`` shows all.
         out: Directory of the results and runs; runs that exist are not repeated. Default: ``reproduced/NAME``.
-        data: Data to use: a directory, a file, or the name of a data set. Default: a sample, or simulated data.
+        data: Lists: a benchmark in its published layout, a prepared directory, a file, generated, or one of
+            mslr_sample, mq2007, clueweb09 (in $RANKFALL_DATA). Impressions: a prepared log, or RecFlow's directory.
+            Default: lists: mslr_sample if available, else generated; impressions: a simulated platform.
         quick: Run a reduced version in one or two minutes.
-        improved: Also run our better versions of the published methods.
-        methods: Also run methods of your own: a YAML file, or a mapping of names to changes of the configuration, as
-            `methods` of a comparison.
+        improved: Also run our better versions of the published methods, beside them.
+        methods: Also run methods of your own: a YAML file or a dictionary with their names and what they change, as in
+            a comparison.
         seed: Random seed of the data and of the first training run.
         jobs: Training runs at the same time.
         progress: True shows progress on standard error, False shows none, a function receives

@@ -7,14 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._errors import checked
+from rankfall._errors import ArgumentError, checked
 from rankfall._tables import StoredTables
-from rankfall.api.display import Progress, counter, reported
+from rankfall.api.shared import Progress, counter, reported
 
 if TYPE_CHECKING:
-    from rankfall.api.arguments import PathLike
-    from rankfall.api.display import ProgressLike
+    from rankfall.api.shared import PathLike, ProgressLike
     from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.option_types import Count, Seed
+
+Preset = Literal[
+    "tiny",
+    "recflow-like",
+    "recflow-like-3",
+    "recflow-noisy",
+    "recflow-noisy-3",
+    "industry-easy",
+    "industry-hard",
+    "industry-cascade",
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,11 +101,11 @@ class SimulatedLog(StoredTables):
 @checked
 def simulate(
     out: PathLike,
-    preset: str = "tiny",
+    preset: Preset | str = "tiny",
     *,
-    days: int | None = None,
-    requests_per_day: int | None = None,
-    seed: int = 0,
+    days: Count | None = None,
+    requests_per_day: Count | None = None,
+    seed: Seed = 0,
     layout: Literal["rankfall", "recflow"] = "rankfall",
     truth: bool = False,
     relevant: str | None = None,
@@ -106,15 +117,18 @@ def simulate(
 
     Args:
         out: Directory to write.
-        preset: Name of the platform, such as ``"tiny"`` or ``"recflow-like"``.
-        days: Number of days. Default: that of the preset.
-        requests_per_day: Number of requests per day. Default: that of the preset.
+        preset: The platform: tiny takes seconds; recflow-like has the stages and features of RecFlow for a cascade of
+            two stages, recflow-like-3 for one of three; recflow-noisy and recflow-noisy-3 are the same with noisy early
+            stages; industry-cascade has two stages and lists of 20; industry-easy and industry-hard have short lists
+            of ads with statistics as features.
+        days: Number of days to simulate. Default: the preset's.
+        requests_per_day: Number of requests per day. Default: the preset's.
         seed: Random seed; equal seeds give equal logs.
         layout: ``"rankfall"`` for training, or ``"recflow"`` for RecFlow's files.
         truth: Also write the true relevance of items.
-        relevant: Feedback that makes an item relevant. Default: reaching the last stage.
+        relevant: Feedback that makes an item relevant, such as effective_view. Default: reaching the last stage.
         force: Replace a log in `out`.
-        append: Append days to a log in `out` until it has `days` in total.
+        append: Append days to an existing log until it has `days` in total.
         progress: True shows progress on standard error, False shows none, a function receives
             :class:`~rankfall.api.Progress`.
 
@@ -155,11 +169,11 @@ def _check_simulation(
     if layout not in ("rankfall", "recflow"):
         raise ValueError(f"layout: found {layout!r}, expected rankfall or recflow")
     if layout == "recflow" and kind != "recflow":
-        raise ValueError(f"layout: found recflow, in which the preset {preset} cannot be written")
+        raise ArgumentError("layout", f"found recflow, in which the preset {preset} cannot be written")
     if append and (force or truth or relevant or layout == "recflow"):
-        raise ValueError("append: found with force, truth, relevant or layout='recflow', which cannot be combined")
+        raise ArgumentError("append", "found with `force`, `truth`, `relevant` or the layout recflow")
     if relevant and layout == "recflow":
-        raise ValueError("relevant: is a part of the description of a log, which RecFlow's layout has not")
+        raise ArgumentError("relevant", "is a part of the spec of a log, which RecFlow's layout has not")
 
 
 def _simulate_log(

@@ -8,18 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import checked, stop_at_ctrl_c
+from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
-from rankfall.api.arguments import opened_engine, override_words
-from rankfall.api.display import Progress, issue, reported, warn
+from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall._config import ConfigLike
-    from rankfall.api.arguments import EngineName, Overrides, PathLike
-    from rankfall.api.display import OnNotice, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike
+    from rankfall.option_types import Count, Seconds, Seed
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
     from rankfall.studies.plan.plan_result import PlanResult
     from rankfall.studies.results import SplitEvaluation
@@ -118,12 +117,12 @@ def train(
     out: PathLike,
     *,
     overrides: Overrides = (),
-    seed: int | None = None,
+    seed: Seed | None = None,
     force: bool = False,
     resume: bool = False,
     engine: EngineName = "local",
-    workers: int | None = None,
-    timeout: float = TIMEOUT,
+    workers: Count | None = None,
+    timeout: Seconds = TIMEOUT,
     verify: bool = True,
     progress: ProgressLike = True,
     on_notice: OnNotice = warn,
@@ -160,11 +159,11 @@ def train(
         ValueError: If arguments exclude each other, or `out` holds something else.
     """
     if force and resume:
-        raise ValueError("force: found with resume; a run is either replaced or continued")
+        raise ArgumentError("force", "found with `resume`; a run is either replaced or continued")
     if workers is not None and engine != "ray":
-        raise ValueError(f"workers: found {workers} with engine={engine!r}, expected engine='ray'")
+        raise ArgumentError("workers", f"found {workers} with the engine {engine}, expected the engine ray")
     if engine == "ray" and "WORLD_SIZE" in os.environ:
-        raise ValueError("engine: processes are started either by torchrun or by Ray")
+        raise ArgumentError("engine", "processes are started either by torchrun or by Ray")
     words = [*override_words(overrides), *([] if seed is None else [f"training.seed={seed}"])]
     read: Callable[[], TrainConfig] = partial(_read_config, config, words)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several processes read it together, which needs torch

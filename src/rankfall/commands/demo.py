@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankfall._errors import STOP_SIGNALS
-from rankfall.commands.options import AsJson, Force, Seed, out_option, quick_option
+from rankfall.commands.options import AsJson, Force, Seed, quick_option
 from rankfall.commands.terminal import (
-    examples,
     print_json,
     print_message,
     print_result,
     progress,
     requires_extra,
     stoppable,
+    with_examples,
 )
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import locked, scratch_directory
@@ -27,18 +27,18 @@ from rankfall.storage.manifests import MANIFEST
 if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult
 
-EXAMPLES = examples(
+LOOP_DAYS, MAX_DAYS = 4, 1000
+
+
+@with_examples(
     "rankfall demo",
     "rankfall demo --out demo --seed 1",
     "rankfall demo --quick --json",
     "rankfall demo --loop --out loop",
     "rankfall demo --loop --out loop --days 8",
 )
-LOOP_DAYS, MAX_DAYS = 4, 1000
-
-
 def demo(
-    out: Annotated[Path | None, out_option(show_default="not kept")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output directory.", show_default="not kept")] = None,
     seed: Seed = 0,
     force: Force = False,
     quick: Annotated[bool, quick_option("a few hundred impressions, in seconds")] = False,

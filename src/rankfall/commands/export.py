@@ -3,70 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from rankfall import api
-from rankfall.api.display import Display
-from rankfall.commands.options import MAX_NUMBER, AsJson, Force, MovedData, NoVerify, Out, Run, Trust
-from rankfall.commands.terminal import examples, print_json, print_message, print_result
+from rankfall.commands.options import AsJson
+from rankfall.commands.terminal import print_json, print_message, print_result
+from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.table import Table
 
-EXAMPLES = examples(
+    from rankfall.api import ExportedBundle
+
+
+@verb(
+    api.export,
     "rankfall export runs/lcron --out bundle",
     "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
     "rankfall export runs/lcron --items items.parquet --display title --display category --out bundle",
     "rankfall export runs/lcron --quota retrieval=120 --quota ranking=20 --out bundle",
     "rankfall export runs/lcron --stage ranking --out ranking-alone",
+    quotas={
+        "flag": "quota",
+        "metavar": "STAGE=N",
+        "help": "Number of items that a stage keeps in the bundle; repeatable.",
+    },
+    display={
+        "metavar": "COLUMN",
+        "help": "Attribute of items to show on the service's page: a column of --items, or a feature of items; "
+        "repeatable.",
+    },
 )
-
-
-def export(
-    run: Run,
-    out: Out,
-    items: Annotated[
-        Path | None,
-        typer.Option(help="A prepared log, or an Arrow or Parquet file of items.", show_default="the run's log"),
-    ] = None,
-    data: MovedData = None,
-    stage: Annotated[str | None, typer.Option(help="Export only this stage.", show_default="all stages")] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STAGE=N",
-            help="Number of items that a stage keeps in the bundle; repeatable.",
-            show_default="the run's quotas",
-        ),
-    ] = None,
-    recall: Annotated[
-        float, typer.Option(help="Share of the best items that an index must find; 1 makes it exact.")
-    ] = 0.99,
-    kept: Annotated[
-        int,
-        typer.Option(
-            "--examples", min=0, max=MAX_NUMBER, help="Number of logged requests stored in the bundle as a self-test."
-        ),
-    ] = 16,
-    display_columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--display",
-            metavar="COLUMN",
-            help="Attribute of items to show on the service's page: a column of --items, or a feature of items; "
-            "repeatable.",
-            show_default="a few categorical features",
-        ),
-    ] = None,
-    force: Force = False,
-    trust: Trust = False,
-    no_verify: NoVerify = False,
-    as_json: AsJson = False,
-) -> None:
+def export(call: Call, as_json: AsJson = False) -> None:
     """Export a trained cascade as a bundle that can be served.
 
     The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is
@@ -76,26 +44,8 @@ def export(
     The recall of the bundle over all its items is measured on up to 1,024 of these impressions, by asking the bundle.
     It is lower than the recall of the run if the run was evaluated on lists that are shorter than the catalogue.
     """
-    if not 0 < recall <= 1:
-        raise typer.BadParameter(f"found {recall:g}, expected more than 0 and at most 1", param_hint="--recall")
-    print_message("loading torch")
-    with Display() as display:
-        exported = api.export(
-            run,
-            out,
-            items=items,
-            data=data,
-            stage=stage,
-            quotas=_quotas(quota or ()),
-            recall=recall,
-            examples=kept,
-            display=display_columns,
-            force=force,
-            trust=trust,
-            verify=not no_verify,
-            progress=display.show,
-            on_notice=display.note,
-        )
+    exported: ExportedBundle = call()
+    out = call["out"]
     for note in exported.notes:
         print_message(f"note: {note}")
     if as_json:
@@ -115,18 +65,6 @@ def _show(manifest: dict[str, Any], out: Path) -> None:
         print_result(_measured_table(measured))
         for line in _measured_lines(measured):
             print_result(line)
-
-
-def _quotas(words: Sequence[str]) -> dict[str, int]:
-    """Return the quotas of ``STAGE=N`` by stage."""
-    quotas = {}
-    for word in words:
-        name, _, number = word.partition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
-            expected = "STAGE=N with a whole number of at least 1"
-            raise typer.BadParameter(f"found {word!r}, expected {expected}", param_hint="--quota")
-        quotas[name] = int(number)
-    return quotas
 
 
 def _table(manifest: dict[str, Any]) -> Table:

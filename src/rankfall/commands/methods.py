@@ -13,23 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import examples, print_json, print_result
+from rankfall.commands.terminal import print_json, print_result, with_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall import registry
     from rankfall.component_docs import Documentation, OptionDoc
-
-EXAMPLES = examples(
-    "rankfall methods",
-    "rankfall methods lcron",
-    "rankfall methods --kind loss",
-    "rankfall methods ndcg",
-    "rankfall methods joint_value",
-    "rankfall methods --kind operator --json",
-    "rankfall methods ./my_loss.py:focal",
-)
 
 # References by the names under which doc strings cite them.
 PAPERS = {
@@ -118,6 +108,15 @@ class Method:
     place: str = ""
 
 
+@with_examples(
+    "rankfall methods",
+    "rankfall methods lcron",
+    "rankfall methods --kind loss",
+    "rankfall methods ndcg",
+    "rankfall methods joint_value",
+    "rankfall methods --kind operator --json",
+    "rankfall methods ./my_loss.py:focal",
+)
 def methods(
     name: Annotated[
         str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,17 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rankfall import api
-from rankfall.api.display import Display
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
-from rankfall.commands.options import AsJson, Seed, jobs_option, out_option, quick_option
+from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
-    examples,
     exit_for_failures,
     interruptible,
     print_json,
     print_message,
     print_result,
 )
+from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
     from rankfall.api import ReproductionResult
@@ -29,15 +27,6 @@ if TYPE_CHECKING:
     from rankfall.reproductions.paper_schema import Reproduction
     from rankfall.reproductions.task import Sheet
 
-EXAMPLES = examples(
-    "rankfall reproduce --list",
-    "rankfall reproduce arf-table2 --quick",
-    "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
-    "rankfall reproduce pirank-table1 --data mq2007",
-    "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
-    "rankfall reproduce dftopk-table1 --data prepared/recflow",
-    "rankfall reproduce pirank-figure7 --json",
-)
 LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
     "impressions": "on impressions, with approximate times on two cores and a simulated platform",
@@ -46,39 +35,27 @@ LISTED = {
 }
 
 
+@verb(
+    api.reproduce,
+    "rankfall reproduce --list",
+    "rankfall reproduce arf-table2 --quick",
+    "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
+    "rankfall reproduce pirank-table1 --data mq2007",
+    "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
+    "rankfall reproduce dftopk-table1 --data prepared/recflow",
+    "rankfall reproduce pirank-figure7 --json",
+    name={"argument": "NAME", "help": "Name of a table or figure (see --list).", "default": None},
+    quick={"help": "Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes."},
+    methods={
+        "metavar": "FILE",
+        "help": "Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
+    },
+)
 def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of a table or figure (see --list).", show_default=False)
-    ] = None,
+    call: Call,
     listing: Annotated[
         bool, typer.Option("--list", help="List all reproductions, what they show and how long they take.")
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Lists: a benchmark in its published layout, a prepared directory, a file, generated, or one of "
-            "mslr_sample, mq2007, clueweb09 (in $RANKFALL_DATA). Impressions: a prepared log, or RecFlow's directory.",
-            show_default="lists: mslr_sample if available, else generated; impressions: a simulated platform",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, quick_option("less data, fewer epochs and settings, one seed, in one or two minutes")
-    ] = False,
-    improved: Annotated[
-        bool,
-        typer.Option("--improved", help="Also run our better versions of the published methods, beside them."),
-    ] = False,
-    methods: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
-            show_default=False,
-        ),
-    ] = None,
-    out: Annotated[Path | None, out_option(show_default="reproduced/NAME")] = None,
-    seed: Seed = 0,
-    jobs: Annotated[int, jobs_option()] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
@@ -91,29 +68,15 @@ def reproduce(
     if listing:
         _list(as_json)
         return
-    reproduction = _reproduction(name)
-    source = _source(reproduction, data)
-    out = out or DEFAULT_OUT / reproduction.id
+    reproduction = _reproduction(call["name"])
+    source = _source(reproduction, call["data"])
+    out = call["out"] or DEFAULT_OUT / reproduction.id
     where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
-    print_message(f"{reproduction.id}{where}{', quick' * quick}: {reproduction.shows}")
-    if improved and not reproduction.has_improved:
+    print_message(f"{reproduction.id}{where}{', quick' * call['quick']}: {reproduction.shows}")
+    if call["improved"] and not reproduction.has_improved:
         print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
-    with (
-        interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"),
-        Display() as display,
-    ):
-        result = api.reproduce(
-            reproduction.id,
-            out,
-            data=data,
-            quick=quick,
-            improved=improved,
-            methods=methods,
-            seed=seed,
-            jobs=jobs,
-            progress=display.show,
-            on_notice=display.note,
-        )
+    with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
+        result = call()
     if as_json:
         print_json(result.to_json())
     else:

@@ -10,15 +10,9 @@ from typing import Annotated
 
 import typer
 
-from rankfall.api.joining import milliseconds
-from rankfall.commands.terminal import examples, print_message, requires_extra
+from rankfall.api.records import milliseconds
+from rankfall.commands.terminal import print_message, requires_extra, with_examples
 
-EXAMPLES = examples(
-    "rankfall serve bundle",
-    "rankfall serve bundles --watch --token-file token --workers 4",
-    "rankfall serve bundle --other candidate --port 9000",
-    "rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10",
-)
 TOKEN = "RANKFALL_TOKEN"
 MAX_COUNT = 10_000  # of --sample-items
 TIME_WINDOW = "1d"
@@ -31,6 +25,12 @@ class Clock(StrEnum):
     requests = "requests"
 
 
+@with_examples(
+    "rankfall serve bundle",
+    "rankfall serve bundles --watch --token-file token --workers 4",
+    "rankfall serve bundle --other candidate --port 9000",
+    "rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10",
+)
 def serve(
     bundle: Annotated[
         Path,

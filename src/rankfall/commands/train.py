@@ -1,4 +1,4 @@
-"""``rankfall train``: train a cascade or a ranker."""
+"""``rankfall train``, ``compare``, ``tune`` and ``stream``: training runs."""
 
 from __future__ import annotations
 
@@ -6,40 +6,26 @@ import os
 import signal
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from rankfall import api
 from rankfall._errors import is_expected
-from rankfall.api.display import Display
-from rankfall.api.training import TIMEOUT, validation_texts
-from rankfall.commands.options import (
-    MAX_NUMBER,
-    MAX_SECONDS,
-    AsJson,
-    Config,
-    EngineName,
-    EngineOption,
-    Force,
-    NoVerify,
-    Out,
-    Overrides,
-    Resume,
-    announce,
-    finite,
-    seed_option,
-    whole_number_of,
-)
+from rankfall.api.shared import Display
+from rankfall.api.training import validation_texts
+from rankfall.commands.options import AsJson, Figures, whole_number_of
 from rankfall.commands.terminal import (
-    examples,
+    exit_for_failures,
     interruptible,
     print_error,
     print_json,
     print_message,
     print_result,
     stoppable,
+    write_page_figures,
 )
+from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,42 +34,18 @@ if TYPE_CHECKING:
 
     from rankfall.api import TrainedRun
 
-EXAMPLES = examples(
+
+@verb(
+    api.train,
     "rankfall train config.yaml --out runs/first",
     "rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda",
     "rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2",
     "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
     "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
+    seed={"help": "Short for training.seed=N.", "show_default": "that of CONFIG"},
+    timeout={"min": 1},
 )
-
-
-def train(
-    config: Config,
-    overrides: Overrides = None,
-    *,
-    out: Out,
-    seed: Annotated[int | None, seed_option(help="Short for training.seed=N.", show_default="that of CONFIG")] = None,
-    force: Force = False,
-    resume: Resume = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            max=MAX_SECONDS,
-            callback=finite,
-            help="Seconds that processes wait for each other under torchrun or Ray.",
-        ),
-    ] = TIMEOUT,
-    engine: EngineOption = EngineName.LOCAL,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MAX_NUMBER, help="Number of processes that Ray starts.", show_default="one per processor"
-        ),
-    ] = None,
-    no_verify: NoVerify = False,
-    as_json: AsJson = False,
-) -> None:
+def train(call: Call, as_json: AsJson = False) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
     A configuration with stages trains a cascade. The validation metric is computed after each epoch; training stops
@@ -93,35 +55,11 @@ def train(
     Under torchrun several processes train together; each takes a share of every batch. If torchrun restarts them, they
     continue the run. With --engine ray, Ray starts and restarts the processes.
     """
-    if force and resume:
-        raise typer.BadParameter("a run is either replaced or continued", param_hint="--force, --resume")
-    if workers is not None and engine is not EngineName.RAY:
-        raise typer.BadParameter("needs --engine ray", param_hint="--workers")
-    if engine is EngineName.RAY and "WORLD_SIZE" in os.environ:
-        raise typer.BadParameter("processes are started either by torchrun or by Ray", param_hint="--engine")
     first, world = whole_number_of("RANK", 0) == 0, whole_number_of("WORLD_SIZE", 1)
-    announce(engine)
-    with _watched(out, first=first, world=world) as (display, stop):
-        run = api.train(
-            config,
-            out,
-            overrides=overrides or (),
-            seed=seed,
-            force=force,
-            resume=resume,
-            engine=engine.value,
-            workers=workers,
-            timeout=timeout,
-            verify=not no_verify,
-            progress=display.show,
-            on_notice=display.note,
-            stop=stop,
-        )
-    if first:
-        _show(run, as_json=as_json)
-
-
-def _show(run: TrainedRun, *, as_json: bool) -> None:
+    with _watched(call["out"], first=first, world=world) as (display, stop):
+        run: TrainedRun = call(display, stop=stop)
+    if not first:
+        return
     if as_json:
         print_json(run.to_json())
     else:
@@ -133,6 +71,8 @@ def _show(run: TrainedRun, *, as_json: bool) -> None:
 @contextmanager
 def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, Callable[[], int]]]:
     """Context with progress and a function that returns a received signal. Errors are printed after the progress."""
+    from rankfall.training.run_directory import Stopped
+
     display = Display(shown=first)
 
     def on_signal() -> None:
@@ -142,26 +82,17 @@ def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, C
     # torchrun terminates a process as soon as another one has ended, and does not wait long itself
     patient = world > 1
     with (
-        interruptible(lambda: _kept(out)),
+        interruptible(lambda: _kept_run(out)),
         stoppable(on_signal, patient=patient) as stop,
         _reported(world),
         display,
-        _stopping(display if first else None, stop),
     ):
-        yield display, stop
-
-
-@contextmanager
-def _stopping(display: Display | None, stop: Callable[[], int]) -> Iterator[None]:
-    """Exit with the code of the signal if the run was stopped."""
-    from rankfall.training.run_directory import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        if display is not None:
-            display.note(str(stopped))
-        raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
+        try:
+            yield display, stop
+        except Stopped as stopped:
+            if first:
+                display.note(str(stopped))
+            raise typer.Exit(128 + (stop() or signal.SIGTERM)) from None  # the convention of shells
 
 
 @contextmanager
@@ -182,7 +113,7 @@ def _reported(world: int) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _kept(out: Path) -> str:
+def _kept_run(out: Path) -> str:
     """Return a hint about what is left if the run was interrupted without a checkpoint."""
     from rankfall.training.run_directory import CONFIG
 
@@ -211,3 +142,154 @@ def _table(run: TrainedRun) -> Table:
     table.add_section()
     table.add_row("next", f"rankfall evaluate {out}")
     return table
+
+
+# --- several runs ---------------------------------------------------------------------------------------------------
+
+
+@verb(
+    api.compare,
+    "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
+    "rankfall compare mq2007.yaml --out mq2007 --engine ray",
+    "rankfall compare mq2007.yaml --out mq2007 --against LambdaLoss",
+    "rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]",
+    "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
+    against={"metavar": "METHOD"},
+)
+def compare(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+    """Train several methods on the same data, and test which are worse than the best one.
+
+    A method is better than another if the difference is significant for other seeds and other queries (mixed model,
+    5 %, Holm correction). With a single seed the table makes no such claim: use at least two, better five. --against
+    names another reference than the best method.
+
+    CONFIG is a training configuration with the additional keys methods, seeds and folds. All methods have the same
+    seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output
+    directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
+    comparison.json. If a run fails, the others are still reported and the exit code is 1.
+    """
+    out = call["out"]
+    with interruptible(lambda: _kept_runs(out)):
+        result = call()
+    if as_json:
+        print_json(result.to_json())
+    elif result.methods:
+        from rankfall.reporting.comparison import comparison_blocks
+        from rankfall.reporting.terminal import show
+
+        print_result(show(comparison_blocks(result)))
+    for text in result.warnings:
+        print_message(f"warning: {text}")
+    print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
+    write_page_figures(out, figures, verify=call["verify"])
+    exit_for_failures(result.failed)
+
+
+def _kept_runs(out: Path) -> str:
+    """Return what an interrupted comparison leaves."""
+    from rankfall.training.run_directory import is_finished
+
+    runs = [run for run in (out / "runs").glob("*") if is_finished(run)]
+    return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command continues"
+
+
+@verb(
+    api.tune,
+    "rankfall tune search.yaml --out searches/first",
+    "rankfall tune search.yaml --out searches/first --trials 100 --jobs 2",
+    "rankfall tune search.yaml --out searches/first --trials 100 --engine ray",
+    "rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600",
+    "rankfall train searches/first/best.yaml --out runs/tuned",
+    seed={"help": "Random seed of the search; training.seed is that of the training runs."},
+)
+def tune(call: Call, as_json: AsJson = False) -> None:
+    """Search hyperparameters with Optuna (TPE) by the validation metric.
+
+    CONFIG is a training configuration with the additional keys search and trials. Test data are not read. A trial is
+    pruned if it is below the median of the others after an epoch. The same command continues an interrupted search;
+    several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
+    content of trials.json. The exit code is 1 if no trial was completed.
+    """
+    out = call["out"]
+    in_this_process = (call["jobs"] or 1) == 1 and call["engine"] == "local"
+    with interruptible(lambda: f"the same command continues the search in {out}"), Display() as display:
+
+        def on_signal() -> None:
+            if not in_this_process:
+                raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
+            display.note("stopping after this batch; press Ctrl-C again to stop at once")
+
+        with stoppable(on_signal) as stop:
+            result = call(display, stop=stop)
+    from rankfall.reporting.inspection import search_blocks, settings_text
+    from rankfall.reporting.terminal import show
+
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_result(show(search_blocks(result)))
+    files = ("trials.json", "best.yaml", "search.png", "search.svg")
+    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    failed = [trial for trial in result.trials if trial.state == "failed"]
+    for trial in failed:
+        print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
+    if result.best is None:
+        why = f"all {len(failed)} failed" if failed else "none was finished in time"
+        print_error(f"{out}: no trial was completed, {why}")
+        raise typer.Exit(1)
+    print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")
+
+
+@verb(
+    api.stream,
+    "rankfall stream stream.yaml --out streams/first",
+    "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
+    "rankfall stream stream.yaml --out streams/first --resume",
+    "rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3",
+    follow={
+        "metavar": "LOG",
+        "help": "Train on this log, wait for its new days, and keep the weights after each day.",
+    },
+    poll={"min": 0.1},
+    bundles={"show_default": "none"},
+    items={"metavar": "FILE"},
+)
+def stream(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+    """Train day by day, and measure every method on each day before training on it.
+
+    CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not
+    measured. --resume continues an interrupted stream with the same result, and includes days added to the log since.
+    With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json. If a method
+    fails or a bundle cannot be written, the rest is still reported and the exit code is 1.
+    """
+    from rankfall.training.run_directory import Stopped
+
+    out = call["out"]
+    continuation = f"the same command with --resume continues {out}"
+    with interruptible(lambda: continuation), Display() as display:
+
+        def on_signal() -> None:
+            if call["jobs"] > 1:
+                raise KeyboardInterrupt  # processes end, and their runs are continued from their checkpoints
+            display.note("stopping; press Ctrl-C again to stop at once")
+
+        with stoppable(on_signal) as stop:
+            try:
+                result = call(display, stop=stop)
+            except (Stopped, KeyboardInterrupt) as stopped:
+                is_stopped = isinstance(stopped, Stopped)
+                display.note(str(stopped) if is_stopped else f"interrupted: {continuation}")
+                raise typer.Exit(128 + stop()) from None  # the convention of shells
+    from rankfall.reporting.comparison import stream_blocks
+    from rankfall.reporting.terminal import show
+
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_result(show(stream_blocks(result)))
+    for text in result.warnings:
+        print_message(f"warning: {text}")
+    drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]
+    print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
+    write_page_figures(out, figures, verify=call["verify"])
+    exit_for_failures([*result.failed, *result.refused])

@@ -374,7 +374,7 @@ def test_a_day_that_is_no_name(folder: Path, capsys: pytest.CaptureFixture[str])
         (["nothing.csv"], "nothing.csv.*does not exist"),
         (["log.csv", "--items", "nothing.csv"], "nothing.csv.*does not exist"),
         (["log.csv", "--fit-days", "0"], "--fit-days"),
-        ([], "Missing argument 'SRC...'"),
+        ([], "missing, and the spec names no source"),
     ],
 )
 def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str], arguments: Arguments, expected: str) -> None:

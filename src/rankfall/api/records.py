@@ -1,0 +1,296 @@
+"""``rf.collect``, ``rf.join`` and ``rf.clean``: from what services recorded to a log, and leftovers."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
+from rankfall._tables import StoredTables, Tables
+from rankfall.api.shared import Progress, reported, requires_extra, stepper, warn
+from rankfall.storage.files import Leftover, clean_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankfall._config import ConfigLike
+    from rankfall.api.shared import OnNotice, PathLike, ProgressLike
+    from rankfall.online.join_results import DayReport, JoinResult
+    from rankfall.option_types import Fraction, NotNegativeCount, Seconds
+    from rankfall.serving.recording.collect import CollectionCounts
+
+
+@dataclass(frozen=True, repr=False)
+class CollectedRecords(StoredTables):
+    """What :func:`collect` has written.
+
+    Attributes:
+        messages: Number of messages that were received.
+        samples: Number of samples that were written.
+        events: Number of events that were written.
+        repeated: Number of messages that were delivered again, and not written again.
+        rejected: Number of messages that hold no records.
+        missed: Number of messages that the broker deleted before they were collected.
+    """
+
+    messages: int
+    samples: int
+    events: int
+    repeated: int
+    rejected: int
+    missed: int
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return one row."""
+        return {"collected": [self.to_json()]}
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers by their names."""
+        return asdict(self)
+
+
+@checked
+def collect(
+    url: str,
+    out: PathLike,
+    *,
+    follow: bool = False,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    stop: Callable[[], object] | None = None,
+) -> CollectedRecords:
+    """Write the samples and events that services sent to a broker to files.
+
+    Messages are acknowledged after their records are on disk. A call that was interrupted or killed can be repeated:
+    nothing is lost.
+
+    Args:
+        url: Stream of NATS JetStream, nats://HOST:PORT/STREAM, or topic of Kafka, kafka://HOST:PORT/TOPIC.
+        out: Directory of the files, as ``rankfall serve --samples`` writes them. Earlier files stay.
+        follow: Wait for further messages until `stop` returns a true value, or Ctrl-C.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices about rejected messages and lost connections. Default: they are issued as
+            :class:`~rankfall.RankfallWarning`.
+        stop: Called between groups of messages; a true value ends the work. With it, Ctrl-C is left to the caller.
+
+    Raises:
+        ValueError: If the URL is wrong, or the package of the broker is not installed.
+        OSError: If the broker cannot be reached, or the records cannot be written.
+    """
+    with requires_extra("collect", "serve"):
+        from rankfall.serving.recording.collect import collect as run
+
+    directory = Path(out)
+    with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
+        report(Progress("connecting"))
+
+        def on_counts(counts: CollectionCounts) -> None:
+            report(Progress("collecting", status=f"{counts.samples:,} samples, {counts.events:,} events"))
+
+        try:
+            counts = run(url, directory, follow=follow, stop=stopping, on_notice=on_notice, on_counts=on_counts)
+        except ValueError as error:
+            raise ValueError(f"url: {error}") from None
+    return CollectedRecords(**asdict(counts)).stored_in(directory)
+
+
+_DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_WAIT = timedelta(days=366)
+_NAP = 0.1  # seconds between questions whether to stop
+
+
+@checked
+def join(
+    directory: PathLike,
+    out: PathLike,
+    *,
+    spec: ConfigLike,
+    items: PathLike | None = None,
+    users: PathLike | None = None,
+    wait: str | float | timedelta = "1h",
+    close: bool = False,
+    follow: bool = False,
+    poll: Seconds = 10.0,
+    parity: Fraction = 0.01,
+    parity_limit: Fraction = 0.01,
+    user_requests: NotNegativeCount = 1_000,
+    bundles: PathLike | None = None,
+    grow: bool = False,
+    grow_limit: NotNegativeCount | None = None,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = warn,
+    on_day: Callable[[DayReport], None] = lambda report: None,
+    stop: Callable[[], object] | None = None,
+) -> JoinResult:
+    """Join what ``rankfall serve --samples`` recorded to an impression log, day by day.
+
+    Args:
+        directory: The directory that the service writes.
+        out: The log. New days are appended to it; if it does not exist, it is fitted to the first day.
+        spec: Description of the log, as a YAML file, a dictionary or a model.
+        items: A table with features of items.
+        users: A table with features of users that requests lack.
+        wait: Time to wait for records after a day, such as 1h, 90m or 30s.
+        close: Close all days that have samples now.
+        follow: Wait for new records. The function then returns only after `stop` or Ctrl-C.
+        poll: Seconds between checks for new records, with `follow`.
+        parity: Share of the requests that the bundles that answered them encode and score again; 0: none.
+        parity_limit: Share of these requests that may differ. They are set apart; more of them stop the day.
+        user_requests: Largest number of requests of one user and day; further ones are set apart.
+        bundles: Where to look for moved bundles.
+        grow: Give new values of vocabularies ids of their own, behind the known ones.
+        grow_limit: Largest number of new values of a vocabulary and day, the most frequent ones. Default: a tenth of
+            the vocabulary, at least 1,000.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+        on_day: Receives the report of each day after the log has it.
+        stop: Called while waiting; a true value ends the function. With it, Ctrl-C is left to the caller.
+
+    Returns:
+        The reports of all joined days, and the days that wait for records.
+
+    Raises:
+        ConfigError: If the description is wrong.
+        ParityError: If more requests than `parity_limit` allows are encoded or scored differently now. The log does not
+            get their day.
+        ValueError: If records, tables or arguments are wrong; the message says where.
+    """
+    for name, count in (("user_requests", user_requests), ("grow_limit", grow_limit)):
+        if count is not None and count < 0:
+            raise ValueError(f"{name}: found {count}, expected a number of at least 0")
+    settings = {
+        "wait": milliseconds("wait", wait),
+        "close": close,
+        "parity": _share("parity", parity),
+        "parity_limit": _share("parity_limit", parity_limit),
+        "user_requests": user_requests,
+        "grow": grow,
+        "grow_limit": grow_limit,
+    }
+    if follow and close:
+        raise ArgumentError("close", "found with `follow`; a day is closed at once, or when its records are complete")
+    if not poll > 0:
+        raise ValueError(f"poll: found {poll!r}, expected seconds above 0")
+    with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
+        report(Progress("opening the log"))
+        from rankfall.api.preparing import load_description
+        from rankfall.online.join_log import Joiner, JoinSettings
+
+        paths = {
+            name: None if path is None else Path(path)
+            for name, path in {"items": items, "users": users, "bundles": bundles}.items()
+        }
+        for name, path in paths.items():
+            if path is not None and not path.exists():
+                raise ArgumentError(name, f"{path} does not exist")
+        joiner = Joiner(
+            Path(directory),
+            Path(out),
+            load_description(spec),
+            JoinSettings(**settings, **paths),  # type: ignore[arg-type]  # of their types
+            on_progress=stepper(report),
+            on_notice=on_notice,
+        )
+        with joiner.locked():
+            closed: list[str] = []
+            while True:
+                result = joiner.close_days(on_day)
+                closed += result.closed
+                if not follow or stopping():
+                    return result.of_call(closed)
+                report(Progress("waiting for records", status=_status(result)))
+                _sleep(poll, stopping)
+                if stopping():
+                    return result.of_call(closed)
+
+
+def _sleep(seconds: float, stopping: Callable[[], object]) -> None:
+    end = time.monotonic() + seconds
+    while not stopping() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(_NAP, left))
+
+
+def _status(result: JoinResult) -> str:
+    return "; ".join(f"{day}: {why}" for day, why in list(result.waiting.items())[:3])
+
+
+def milliseconds(name: str, wait: str | float | timedelta) -> int:
+    """Return a duration in milliseconds."""
+    if isinstance(wait, str):
+        found = _DURATION.fullmatch(wait.strip())
+        seconds = float(found["number"]) * _SECONDS[found["unit"]] if found else -1.0
+    else:
+        is_number = isinstance(wait, int | float) and not isinstance(wait, bool)
+        seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait) if is_number else -1.0
+    if not 0 <= seconds <= MAX_WAIT.total_seconds():
+        raise ValueError(
+            f"{name}: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"
+        )
+    return round(seconds * 1000)
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: found {value!r}, expected a share from 0 to 1")
+    return float(value)
+
+
+@dataclass(frozen=True, repr=False)
+class CleaningResult(Tables):
+    """What :func:`clean` has found.
+
+    Attributes:
+        leftovers: Files and directories that were removed or restored.
+        failed: Messages about leftovers that could not be removed.
+        dry_run: Whether nothing was changed.
+    """
+
+    leftovers: list[Leftover]
+    failed: list[str]
+    dry_run: bool
+
+    @property
+    def bytes(self) -> int:
+        """Size of all that was removed."""
+        return sum(one.bytes for one in self.leftovers if one.action == "removed")
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Return one row per leftover."""
+        rows = [{"path": str(one.path), "bytes": one.bytes, "action": one.action} for one in self.leftovers]
+        return {"leftovers": rows}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as dictionaries, lists, strings and numbers."""
+        return {**self.tables(), "bytes": self.bytes, "failed": self.failed, "dry_run": self.dry_run}
+
+
+@checked
+def clean(*directories: PathLike, dry_run: bool = False) -> CleaningResult:
+    """Remove temporary files and directories of processes that have died.
+
+    These have hidden names that end in ``.tmp``, ``.unfinished``, ``.replaced`` or ``.deleted``. Those of living
+    processes, on this machine or on another one that shares the file system, are locked and stay. If a process died
+    while it replaced a directory, the earlier content is restored.
+
+    Args:
+        directories: Directories to search, with all subdirectories. Default: the current directory.
+        dry_run: Change nothing, and return what would be done.
+
+    Raises:
+        ValueError: If there is no such directory.
+    """
+    places = [Path(directory) for directory in directories or (".",)]
+    for place in places:
+        if not place.is_dir():
+            found = "is a file" if place.exists() else "does not exist"
+            raise ValueError(f"directories: {place} {found}, expected a directory")
+    done = [one for place in places for one in clean_tree(place, dry_run=dry_run)]
+    leftovers = [one for one in done if isinstance(one, Leftover)]
+    return CleaningResult(leftovers, [str(one) for one in done if isinstance(one, OSError)], dry_run)

@@ -1,0 +1,378 @@
+"""``rankfall init``, ``simulate``, ``data`` and ``examination``: logs, from a draft of their spec to their figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankfall import api
+from rankfall._progress import steps
+from rankfall.commands.options import MAX_NUMBER, AsJson, Force, NoVerify, Seed, existing_source, noting, table_option
+from rankfall.commands.prepare import lists_table, skipped_lines
+from rankfall.commands.terminal import print_error, print_json, print_message, print_result, progress, with_examples
+from rankfall.commands.verb import Call, verb
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rankfall.api import SimulatedLog
+    from rankfall.data.sources.draft.draft_files import Draft
+
+
+@with_examples(
+    "rankfall init shop.csv",
+    "rankfall init 2024-*.parquet --out drafts",
+    "rankfall init shop.csv --role request=sid --role label=bought --role ignore=debug",
+    "rankfall init log/ --items videos.csv --users users.csv",
+    "rankfall init log",
+    "rankfall init train.txt vali.txt test.txt",
+)
+def init(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC...",
+            parser=existing_source,
+            help="Files of rows (.csv, .jsonl, .parquet, .feather, .arrow, .ipc) or a directory of them, a "
+            "Delta table, s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Directory of the drafts.")] = Path(),
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=COLUMN",
+            help="The role of a column, if it cannot be guessed (repeatable): request, item, user, time, day, stage, "
+            "flag, rank, position, label, feedback, sequence, user_feature, context_feature, item_feature, ignore.",
+            show_default=False,
+        ),
+    ] = None,
+    items: Annotated[str | None, table_option("A table with features of items.")] = None,
+    users: Annotated[str | None, table_option("A table with features of users.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draft spec.yaml and config.yaml from the columns of your log.
+
+    Roles of columns are guessed from their names and values. The drafts have comments that say what was guessed from
+    what. Existing files are never replaced. If a role cannot be decided, nothing is written; --role decides it.
+    """
+    from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
+    from rankfall.storage.disk import make_directory
+    from rankfall.storage.files import write_file
+
+    if (out / CONFIG).exists():  # it is written last
+        raise _exists(out / CONFIG)
+    with steps() as on_progress:
+        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=on_progress)
+    if not draft.problems:
+        _check(draft.files)
+        _check_free(out, draft.files)
+        make_directory(out)
+        for name, text in draft.files.items():
+            write_file(out / name, text)
+    if as_json:
+        print_json(_as_json(draft, out))
+    else:
+        _print(draft, out)
+    if draft.problems:
+        for problem in draft.problems:
+            print_error(problem)
+        raise typer.Exit(1)
+
+
+def _check_free(out: Path, files: dict[str, str]) -> None:
+    """Refuse to replace a file, but continue after a process that died between its two drafts."""
+    for path, text in ((out / name, text) for name, text in files.items()):
+        if path.exists() and path.read_bytes() != text.encode():
+            raise _exists(path)
+
+
+def _exists(path: Path) -> ValueError:
+    return ValueError(f"{path} exists already and is not replaced; --out names another directory")
+
+
+def _check(files: dict[str, str]) -> None:
+    """Check that drafts are valid, so that no draft is written that the next command would refuse."""
+    from rankfall._config import parse_yaml
+    from rankfall.data.impressions.spec import validate_spec
+    from rankfall.data.sources.draft.draft_files import CONFIG, SPEC
+    from rankfall.training.config.load_config import validate_any
+
+    if SPEC in files:
+        validate_spec(parse_yaml(files[SPEC], SPEC), where=SPEC)
+    validate_any(parse_yaml(files[CONFIG], CONFIG), where=CONFIG)
+
+
+def _print(draft: Draft, out: Path) -> None:
+    if draft.guesses is not None:
+        print_result(_table(draft))
+    for check in draft.checks:
+        print_message(f"check: {check}")
+    for name in draft.files:
+        typer.echo(f"wrote {out / name}")
+    if draft.next:  # lines that can be copied, so they are not wrapped
+        typer.echo("\n".join(["next:", *(f"  {command}" for command in draft.next)]))
+
+
+def _table(draft: Draft) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    assert draft.guesses is not None
+    assert draft.sample is not None
+    table = Table("column", "values", "role", "confidence", "guessed from", title=None)
+    for name, guess in draft.guesses.of.items():
+        facts = draft.sample.facts[name]
+        values = f"{facts.kind}: {', '.join(facts.examples)}" if facts.examples else facts.kind
+        table.add_row(*map(escape, (name, values, guess.role, guess.confidence, guess.why)))
+    return table
+
+
+def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
+    from rankfall.data.sources.draft.column_facts import as_json
+
+    columns = [] if draft.guesses is None else [as_json(guess) for guess in draft.guesses.of.values()]
+    return {
+        "files": [str(out / name) for name in draft.files],
+        "columns": columns,
+        "problems": draft.problems,
+        "checks": draft.checks,
+        "next": draft.next,
+    }
+
+
+@verb(
+    api.simulate,
+    "rankfall simulate log --preset tiny",
+    "rankfall simulate log --preset recflow-like --days 22 --requests-per-day 3000 --seed 1",
+    "rankfall simulate log --preset recflow-like-3 --truth",
+    "rankfall simulate clicks --preset recflow-like --relevant effective_view",
+    "rankfall simulate RecFlow --preset recflow-like --layout recflow",
+    "rankfall simulate ads --preset industry-hard",
+    "rankfall simulate log --preset tiny --days 5 --append",
+    out={"argument": "OUT"},
+    layout={"help": "An impression log for training, or RecFlow's files for 'rankfall prepare recflow'."},
+    relevant={"metavar": "FEEDBACK"},
+)
+def simulate(call: Call, as_json: AsJson = False) -> None:
+    """Simulate a platform and write the full-stage log of its cascade.
+
+    Interests of users drift, items are uploaded and expire, and an imperfect cascade serves requests day by day. The
+    memory used does not grow with requests; it grows with days only by the data of items. A longer log begins with the
+    same days as a shorter one.
+    """
+    log: SimulatedLog = call()
+    summary = log.to_json()
+    if as_json:
+        print_json(summary)
+        return
+    print_result(
+        f"{call['out']}: {log.preset}, {log.days} days, {log.impressions:,} impressions, {log.rows:,} rows, "
+        f"{summary['megabytes']:,} MB, {summary['seconds']} s"
+    )
+    print_result(_stages(summary))
+
+
+def _stages(summary: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("stage")
+    table.add_column("rows logged", justify="right")
+    table.add_column("per request", justify="right")
+    if any("kept" in counts for counts in summary["stages"].values()):
+        table.add_column("kept in impressions", justify="right")
+        table.add_column("per request", justify="right")
+    for name, counts in summary["stages"].items():
+        cells = [text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}")]
+        table.add_row(name, *cells)
+    return table
+
+
+@with_examples(
+    "rankfall data log",
+    "rankfall data log --days 2024-01-13..2024-01-19",
+    "rankfall data log --verify --json",
+    "rankfall data mslr",
+)
+def data(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="An impression log, or ranking data of 'prepare letor'.", show_default=False
+        ),
+    ],
+    days: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DAY or FIRST..LAST", help="Only these days of a log (repeatable).", show_default="all days"
+        ),
+    ] = None,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify",
+            help="Compare all files with their checksums first, or none.",
+            show_default="each file when it is read",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the content of prepared data, and warn about common mistakes.
+
+    For an impression log: days, stages, labels, features and behaviour sequences, then warnings with the days, features
+    and figures concerned. Warnings do not change the exit code; data that cannot be read are an error. For ranking
+    data: its splits, and warnings about lists from which nothing can be learned or measured.
+    """
+    from rankfall.data.impressions.log import is_log
+    from rankfall.data.lists.ranking_data import is_prepared
+
+    if is_log(path):
+        with noting():
+            _log(path, days, verify=verify, as_json=as_json)
+    elif is_prepared(path):
+        if days:
+            raise typer.BadParameter(f"{path} is ranking data, which has no days", param_hint="--days")
+        with noting():
+            _ranking_data(path, verify=verify, as_json=as_json)
+    else:
+        raise ValueError(
+            f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
+            "simulate') or ranking data (see 'rankfall prepare letor')"
+        )
+
+
+def _described(path: Path) -> str:
+    if not path.is_dir():
+        return "is a file" if path.exists() else "does not exist"
+    if not (path / "manifest.json").exists():
+        return "is an unfinished log" if (path / "days").is_dir() else "has no manifest.json"
+    return "has a damaged manifest.json, or one of another format"
+
+
+def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
+    from rankfall.data.inspect.checks import find_list_warnings as find_warnings
+    from rankfall.data.lists.ranking_data import RankingData
+    from rankfall.reporting.inspection import warning_blocks
+    from rankfall.reporting.terminal import show
+
+    ranking_data = RankingData.load(path, verify=verify)
+    warnings = find_warnings(ranking_data)
+    if as_json:
+        print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
+    else:
+        print_result(lists_table(ranking_data.manifest, path))
+        print_result(show(warning_blocks(warnings)))
+
+
+def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bool) -> None:
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.inspect import inspect
+
+    log = ImpressionLog.load(path, verify=verify)
+    chosen = log.choose(days) if days else list(log.days.values())
+    with progress() as bar:
+        task = bar.add_task("days", total=len(chosen))
+        inspection = inspect(log, days=chosen, on_day=lambda _: bar.advance(task))
+    if as_json:
+        print_json(inspection.to_json())
+        return
+    from rankfall.reporting.inspection import inspection_blocks
+    from rankfall.reporting.terminal import show
+
+    print_result(show(inspection_blocks(inspection)))
+    if inspection.skipped:
+        for line in skipped_lines(inspection.skipped):
+            print_result(line)
+
+
+class MethodName(StrEnum):
+    """The estimators."""
+
+    PAIRS = "pairs"
+    EM = "em"
+    NAIVE = "naive"
+
+
+@with_examples(
+    "rankfall examination log --feedback effective_view --out curve.json",
+    "rankfall examination log --feedback effective_view --method em --days 2024-01-13..2024-01-19",
+    "rankfall examination log --feedback click --given item --given user.segment --json",
+)
+def examination(
+    path: Annotated[Path, typer.Argument(metavar="LOG", help="An impression log with positions.", show_default=False)],
+    feedback: Annotated[
+        str, typer.Option(help="Feedback that counts as a click where it is above 0.", show_default=False)
+    ],
+    method: Annotated[
+        MethodName,
+        typer.Option(
+            help="pairs compares equal items at different positions; em fits a logistic regression of relevance; naive "
+            "is the click rate of each position."
+        ),
+    ] = MethodName.PAIRS,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="What describes the relevance of an item (repeatable): rank, item, or a feature such as user.age.",
+            show_default="rank; for em also all features with few values",
+        ),
+    ] = None,
+    days: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DAY or FIRST..LAST", help="Only these days of the log (repeatable).", show_default="all days"
+        ),
+    ] = None,
+    positions: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Largest number of positions.")] = 30,
+    resamples: Annotated[int, typer.Option(min=2, max=MAX_NUMBER, help="Number of bootstrap samples.")] = 100,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="File of the curve, for 'weight:' in configurations."),
+    ] = None,
+    force: Force = False,
+    no_verify: NoVerify = False,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate how often users examine each position, relative to the first one.
+
+    Users click only what they examine. A curve turns clicks into weights for training: clicks at positions that are
+    seldom examined count more. The page 'Click bias' of the documentation says which method to use when, and what no
+    method can correct.
+    """
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.examination import estimate_examination
+    from rankfall.reporting.inspection import examination_blocks
+    from rankfall.reporting.terminal import show
+
+    if out is not None and out.exists() and not force:
+        raise ValueError(f"out: {out} exists already; --force replaces it")
+    with noting(verify=not no_verify), progress() as bar:
+        log = ImpressionLog.load(path)
+        tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}
+        curve = estimate_examination(
+            log,
+            feedback,
+            method=method.value,
+            given=given,
+            days=days,
+            positions=positions,
+            resamples=resamples,
+            seed=seed,
+            on_progress=lambda step, done, total: bar.update(tasks[step], completed=done, total=total),
+        )
+    if out is not None:
+        curve.save(out)
+    if as_json:
+        print_json(curve.to_json())
+        return
+    print_result(show(examination_blocks(curve)))
+    if out is not None:
+        print_message(f"wrote {out}")

@@ -1,0 +1,404 @@
+"""``rankfall prepare``: convert raw files to training data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from rankfall.api import preparing
+from rankfall.commands.options import AsJson, existing_source
+from rankfall.commands.terminal import examples, print_json, print_message, print_result
+from rankfall.commands.verb import Call, verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from rankfall.api import PreparedData
+    from rankfall.data.impressions.log import ImpressionLog
+    from rankfall.data.sources.problems import DataCheck, Problem
+
+_PACKED = {".gz", ".xz", ".zst"}
+_TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
+_TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}
+_CHECK = {
+    "help": "Read everything, write nothing, and list every problem with its number and first places. The exit code "
+    "is 1 if one of them is an error."
+}
+_SKIP_BAD = {
+    "metavar": "N",
+    "help": "Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a "
+    "whole. With more bad rows nothing is written.",
+    "show_default": "a bad row is an error",
+}
+
+app = typer.Typer(
+    name="prepare",
+    no_args_is_help=True,
+    epilog=examples(
+        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    ),
+)
+
+
+@app.callback()
+def prepare() -> None:
+    """Convert raw files to data for training."""
+
+
+@verb(
+    preparing.letor,
+    "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+    "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
+    "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
+    "rankfall prepare letor Fold1/*.txt --check",
+    "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
+    source={"argument": "SRC...", "kind": list[str]},
+    groups={
+        "kind": list[Path],
+        "help": "File of group sizes for files without qid; once per SRC, in the same order. Default: FILE.query or "
+        "FILE.group beside FILE.",
+    },
+    standardise={"metavar": "SPLIT"},
+    skip_bad={"metavar": "N"},
+    check=_CHECK,
+    features={"max": 99_999_999},
+    first_id={"max": 1},
+    threads={"max": 1024},
+)
+def letor(call: Call, as_json: AsJson = False) -> None:
+    """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
+
+    Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
+    does not grow with the files. --check lists every problem of the files instead.
+    """
+    sources: list[str] = call["source"]
+    call.given["source"] = _splits(sources)
+    if groups := call["groups"]:
+        if len(groups) != len(sources):
+            raise typer.BadParameter(f"--groups is given {len(groups)} times for {len(sources)} files")
+        call.given["groups"] = {_source(text)[1]: file for text, file in zip(sources, groups, strict=True)}
+    prepared = _prepare(call, as_json=as_json)
+    if as_json:
+        print_json(prepared.manifest)
+    else:
+        print_result(lists_table(prepared.manifest, prepared.directory))
+    for about in prepared.manifest["splits"].values():
+        for source in about["sources"]:
+            for bad in source["bad_lines_shown"]:
+                print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
+            if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
+                print_message(f"skipped {more:,} more lines of {source['path']}")
+    for text in prepared.warnings:
+        print_message(f"warning: {text}")
+
+
+@verb(
+    preparing.rows,
+    "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
+    "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
+    "rankfall prepare rows log/ --spec spec.yaml --check",
+    "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
+    "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
+    "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
+    "rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions",
+    "rankfall prepare rows 2024-02-01.parquet --append impressions",
+    "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
+    "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
+    source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
+    items=_TABLE,
+    users=_TABLE,
+    requests=_TABLE,
+    append={"metavar": "LOG"},
+    check=_CHECK,
+    skip_bad=_SKIP_BAD,
+)
+def rows(call: Call, as_json: AsJson = False) -> None:
+    """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
+
+    The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
+    order of its rows. The first error in a log is reported with the file, row or request; --check lists all of them.
+    --append LOG adds new days to a prepared log; the result is the same as if all days had been prepared at once.
+    With --grow, new values of vocabularies get ids behind the known ones, whose ids never change.
+    --json prints the manifest, or the problems.
+    """
+    _report(_prepare(call, as_json=as_json), as_json=as_json)
+
+
+@verb(
+    preparing.recflow,
+    "rankfall prepare recflow RecFlow --out impressions",
+    "rankfall prepare recflow RecFlow --check",
+    "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
+    "rankfall prepare recflow RecFlow --append impressions",
+    source={"argument": "SRC", "exists": True, "file_okay": False, "kind": Path},
+    stages={"kind": Literal["2", "3"]},
+    days={"metavar": "FIRST..LAST"},
+    append={"metavar": "LOG"},
+    check=_CHECK,
+    skip_bad=_SKIP_BAD,
+)
+def recflow(call: Call, as_json: AsJson = False) -> None:
+    """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
+
+    Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
+    prepared log; the result is the same as if all days had been prepared at once. --json prints the manifest of the
+    log.
+    """
+    if call["stages"] is not None:
+        call.given["stages"] = int(call["stages"])
+    _report(_prepare(call, as_json=as_json), as_json=as_json)
+
+
+for _layout in (letor, rows, recflow):
+    app.command(_layout.__name__, epilog=_layout.epilog)(_layout)  # type: ignore[attr-defined]
+
+
+def _prepare(call: Call, *, as_json: bool) -> PreparedData:
+    """Prepare data; print the problems of a check, or those that are more than ``--skip-bad`` allows, and exit."""
+    from rankfall.data.sources.problems import DataCheck, TooManyBadError
+
+    try:
+        found: PreparedData | DataCheck = call()
+    except TooManyBadError as error:
+        for problem in error.check.errors:
+            print_message(problem_line(problem))
+        raise
+    if not isinstance(found, DataCheck):
+        return found
+    report_check(found, as_json=as_json)
+    raise typer.Exit(1 if found.errors else 0)
+
+
+# --- problems of raw data -------------------------------------------------------------------------------------------
+
+
+def report_check(check: DataCheck, *, as_json: bool) -> None:
+    """Print the problems of raw data."""
+    if as_json:
+        print_json(check.to_json())
+    elif check.problems:
+        print_result(problems_table(check.problems, f"{check.rows:,} rows"))
+    else:
+        print_result(f"{check.rows:,} rows, no problem found")
+    if not as_json:
+        print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
+        if columns := ", ".join(check.without_numbers):
+            print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
+        if check.can_be_skipped:
+            otherwise = "otherwise, " if columns else ""
+            print_message(
+                f"{otherwise}--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others"
+            )
+
+
+def problems_table(problems: Sequence[Problem], title: str) -> Table:
+    """Return a table of problems, one row each."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left", show_lines=True)
+    table.add_column("level")
+    table.add_column("column", overflow="fold")
+    table.add_column("problem", ratio=2)
+    table.add_column("number", justify="right")
+    table.add_column("first places", ratio=2, overflow="fold")
+    table.add_column("--skip-bad drops")
+    for problem in problems:
+        table.add_row(
+            problem.level,
+            escape(problem.column or ""),
+            escape(problem.problem),
+            problem.number,
+            escape("\n".join(map(str, problem.places))),
+            _dropped(problem),
+        )
+    return table
+
+
+def _dropped(problem: Problem) -> str:
+    if problem.level == "warning":
+        return ""
+    dropped = {"row": "the row", "request": "the whole request", "line": "the line", None: "nothing"}
+    return dropped[problem.dropped]
+
+
+def problem_line(problem: Problem) -> str:
+    """Return a problem as one line."""
+    where = "" if problem.column is None else f"column {problem.column!r}: "
+    first = f" ({'; '.join(map(str, problem.places))})" if problem.places else ""
+    return f"{where}{problem.problem}: {problem.number}{first}"
+
+
+def skipped_lines(skipped: dict[str, Any]) -> Iterator[str]:
+    """Yield what was dropped while a log was prepared, from its manifest: the sum first, then each problem."""
+    from rankfall.data.sources.problems import Problem
+
+    requests = f", {skipped['requests']:,} requests among them as a whole" if skipped["requests"] else ""
+    yield f"skipped: {skipped['rows']:,} bad rows{requests}"
+    for content in skipped["problems"]:
+        yield f"skipped: {problem_line(Problem.from_json(content))}"
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------
+
+
+def _report(prepared: PreparedData, *, as_json: bool) -> None:
+    """Print a summary of a log, or its manifest as JSON, and then warnings."""
+    from rankfall.data.impressions.log import ImpressionLog
+
+    log, about = ImpressionLog.load(prepared.directory), prepared.manifest["about"]
+    if as_json:
+        print_json(log.manifest)
+    else:
+        print_result(_stages(log))
+        for what, count in about.get("left_out", {}).items():
+            if count:
+                print_result(f"left out: {count:,} {what}")
+        if about["counts"]["values"]:
+            print_result(_ids(about["counts"]))
+        if any(about["counts"].get("missing_numbers", {}).values()):
+            print_result(_numbers(about["counts"]))
+    for text in prepared.warnings:
+        print_message(f"warning: {text}")
+    for text in skipped_lines(about["skipped"]) if about.get("skipped") else ():
+        print_message(text)
+
+
+def _stages(log: ImpressionLog) -> Table:
+    from rich.table import Table
+
+    from rankfall.data.impressions.requests import stage_counts
+
+    counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
+    title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
+    table = Table(title=title, title_justify="left", show_footer=True)
+    stages = stage_counts(log)
+    table.add_column("stage", "all")
+    table.add_column("rows logged", f"{stages['logged'].sum():,}", justify="right")
+    table.add_column("per request", justify="right")
+    table.add_column("sample", justify="right")
+    table.add_column("rows kept", f"{stages['kept'].sum():,}", justify="right")
+    table.add_column("dropped: beyond the sample", f"{stages['dropped'].sum():,}", justify="right")
+    table.add_column("requests with fewer", justify="right")
+    for stage in stages.iter_rows(named=True):
+        table.add_row(
+            stage["stage"],
+            f"{stage['logged']:,}",
+            f"{stage['logged_per_request']:.1f}",
+            "all" if stage["sample"] is None else str(stage["sample"]),
+            f"{stage['kept']:,}",
+            f"{stage['dropped']:,}",
+            f"{stage['short']:,}",
+        )
+    if counts["negatives"]:
+        table.add_row("random negatives", "", "", "", f"{counts['negatives']:,}", "", "")
+    return table
+
+
+def _ids(counts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    from rankfall.data.impressions.compatibility import share
+
+    table = Table(title="ids of features", title_justify="left")
+    table.add_column("feature")
+    for heading in ("values", "missing", "never seen"):
+        table.add_column(heading, justify="right")
+    for name, values in counts["values"].items():
+        missing, unseen = (counts[what].get(name, 0) for what in ("missing", "unseen"))
+        table.add_row(name, f"{values:,}", share(missing, values), share(unseen, values))
+    return table
+
+
+def _numbers(counts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    from rankfall.data.impressions.compatibility import share
+
+    table = Table(title="numbers of features", title_justify="left")
+    table.add_column("feature")
+    for heading in ("values", "missing"):
+        table.add_column(heading, justify="right")
+    for name, values in counts["numbers"].items():
+        table.add_row(name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
+    return table
+
+
+def lists_table(manifest: dict[str, Any], out: Path) -> Table:
+    """Return a table of the splits of prepared ranking data."""
+    from rich.table import Table
+
+    columns = manifest["features"]["columns"]
+    table = Table(title=f"{out}: {columns} features", title_justify="left")
+    table.add_column("split")
+    for heading in ("lists", "rows", "documents per list", "none relevant"):
+        table.add_column(heading, justify="right")
+    table.caption = "none relevant: lists without a relevant document"
+    table.caption_justify = "left"
+    table.add_column("labels")
+    table.add_column("left out")
+    for name, about in manifest["splits"].items():
+        length = about["list_length"]
+        table.add_row(
+            name,
+            f"{about['lists']:,}",
+            f"{about['rows']:,}",
+            f"{length['min']} to {length['max']}, median {length['median']:g}",
+            f"{about['lists_without_positive']:,}",
+            "\n".join(f"{label}: {count:,}" for label, count in about["labels"].items()),
+            "\n".join(_left_out(about, manifest["recipe"])) or "nothing",
+        )
+    return table
+
+
+def _left_out(about: dict[str, Any], recipe: dict[str, Any]) -> list[str]:
+    short, cut = about["short_lists"], about["cut_lists"]
+    bad = sum(source["bad_lines"] for source in about["sources"])
+    reasons = []
+    if short["lists"]:
+        reasons.append(f"{short['lists']:,} lists below {recipe['min_list']} documents ({short['rows']:,} rows)")
+    if cut["lists"]:
+        reasons.append(f"{cut['rows']:,} rows of {cut['lists']:,} lists above {recipe['max_list']} documents")
+    if bad:
+        reasons.append(f"{bad:,} invalid lines")
+    return reasons
+
+
+# --- splits of ranking text -----------------------------------------------------------------------------------------
+
+
+def _source(text: str) -> tuple[str | None, Path]:
+    """Return the split, if it is named, and the file of ``FILE`` or ``SPLIT=FILE``."""
+    name, equals, path = text.partition("=")
+    if not equals or "/" in name or Path(text).exists():
+        return None, Path(text)
+    return name, Path(path)
+
+
+def _splits(sources: list[str]) -> dict[str, list[Path]]:
+    named = [_source(text) for text in sources]
+    for _, path in named:
+        if not path.is_file():
+            found = "is a directory" if path.is_dir() else "does not exist"
+            raise typer.BadParameter(f"{path} {found}, expected a file")
+    derived = Counter(_split_name(path) for name, path in named if name is None)
+    splits: dict[str, list[Path]] = {}
+    for name, path in named:
+        split = name if name is not None else _split_name(path)
+        if name is None and (derived[split] > 1 or split in splits):
+            raise typer.BadParameter(f"{path} has the same split name {split!r} as another file; write {split}={path}")
+        splits.setdefault(split, []).append(path)
+    return splits
+
+
+def _split_name(path: Path) -> str:
+    if path.suffix in _PACKED:
+        path = path.with_suffix("")
+    return path.stem if path.suffix in _TEXT else path.name

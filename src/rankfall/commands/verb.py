@@ -1,0 +1,183 @@
+"""One signature per verb: a command has the parameters of the function of the API behind it.
+
+Types, ranges and defaults are those of the signature, help texts those of the doc string. :func:`verb` adds what only
+the terminal has: which parameters are positional, other names and texts, and the options of the command's body.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from annotated_types import Ge, Le
+from docstring_parser import DocstringStyle, parse
+
+from rankfall import api, option_types
+from rankfall._errors import ArgumentError
+from rankfall.api.shared import Display
+from rankfall.commands.options import SHARED, finite
+from rankfall.commands.terminal import examples, print_message
+
+# What a command line gives for the types of the API that have several forms, and for ranges.
+_TYPES: dict[str, Any] = {
+    **{name: getattr(option_types, name) for name in option_types.__all__},
+    **dict.fromkeys(("PathLike", "RunLike", "ConfigLike"), Path),
+    "Overrides": Sequence[str],
+    "Sources": Sequence[str],
+    "EngineName": Literal["local", "ray"],
+    "Any": Any,
+    "Callable": Callable,
+    "Literal": Literal,
+    "Mapping": Mapping,
+    "Sequence": Sequence,
+}
+_PYTHON_ONLY = ("progress", "on_notice", "on_day", "stop")
+
+
+@dataclass(frozen=True)
+class Call:
+    """The function of the API behind a command, and the arguments that the command line gives it."""
+
+    function: Callable[..., Any]
+    given: dict[str, Any]
+    spelled: Mapping[str, str]  # how the command line names the arguments
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument, or its default."""
+        return self.given.get(name, inspect.signature(self.function).parameters[name].default)
+
+    def __call__(self, display: Display | None = None, **others: Any) -> Any:
+        """Call the function with the given and further arguments; progress and notices are shown.
+
+        Raises:
+            BadParameter: If an argument is wrong.
+        """
+        if display is None:
+            with Display() as display:
+                return self(display, **others)
+        if self.given.get("engine") == "ray":
+            print_message("starting Ray")
+        parameters = inspect.signature(self.function).parameters
+        shown = {"progress": display.show, "on_notice": display.note}
+        arguments = {name: value for name, value in shown.items() if name in parameters} | self.given | others
+        several = [name for name, one in parameters.items() if one.kind is one.VAR_POSITIONAL]
+        words = [word for name in several for word in arguments.pop(name, ())]
+        try:  # the attribute of the package, which is what programs call
+            return getattr(api, self.function.__name__, self.function)(*words, **arguments)
+        except ArgumentError as error:
+            text = re.sub(r"`(\w+)`", lambda found: self.spelled[found[1]], error.text)
+            raise typer.BadParameter(text, param_hint=self.spelled[error.argument]) from None
+
+
+def verb(
+    function: Callable[..., Any], *commands: str, **terminal: Mapping[str, Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes a command of its body, which receives a :class:`Call` and its own options.
+
+    Args:
+        function: Function of the API.
+        commands: Examples for the help page.
+        **terminal: By parameter of `function`, what the command line has in its own way: `argument`, the name of a
+            positional parameter, `flag`, another name of an option, `kind` and `default`, another type and default,
+            and settings of :class:`typer.Option`.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        of_function, spelled = _parameters(function, terminal)
+        negated = [name for name, one in inspect.signature(function).parameters.items() if one.default is True]
+        _, *of_body = inspect.signature(body).parameters.values()
+        types = get_type_hints(body, include_extras=True)
+
+        def command(**values: Any) -> None:
+            given = {name: value for name, value in values.items() if name in of_function and value is not None}
+            given |= {name: not given[name] for name in negated if name in given}
+            body(Call(function, given, spelled), **{one.name: values[one.name] for one in of_body})
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        added = [one.replace(kind=keyword, annotation=types[one.name]) for one in of_body]
+        command.__name__, command.__doc__ = body.__name__, body.__doc__
+        command.__signature__ = inspect.Signature([*of_function.values(), *added])  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        command.epilog = examples(*commands)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _parameters(
+    function: Callable[..., Any], terminal: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, inspect.Parameter], dict[str, str]]:
+    """Return the parameters of a function as typer declares them, and their names on a command line."""
+    parameters = {
+        name: one
+        for name, one in inspect.signature(function).parameters.items()
+        if name not in _PYTHON_ONLY and one.kind is not one.VAR_KEYWORD
+    }
+    annotations = SimpleNamespace(__annotations__={name: one.annotation for name, one in parameters.items()})
+    hints = get_type_hints(annotations, inspect.unwrap(function).__globals__, _TYPES, include_extras=True)
+    described = {
+        one.arg_name: one.description or "" for one in parse(function.__doc__ or "", DocstringStyle.GOOGLE).params
+    }
+    settings = {name: {**SHARED.get(name, {}), **terminal.get(name, {})} for name in parameters}
+    spelled = {name: settings[name].get("argument") or _flag(settings[name].get("flag", name)) for name in parameters}
+    made = {}
+    for name, one in parameters.items():
+        text = re.sub(r"`(\w+)`", lambda found: spelled.get(found[1], found[0]), described.get(name, ""))
+        made[name] = _parameter(one, hints[name], _plain(text), dict(settings[name]))
+    return made, spelled
+
+
+def _parameter(one: inspect.Parameter, hint: Any, text: str, settings: dict[str, Any]) -> inspect.Parameter:
+    """Return a parameter as typer declares it; `settings` are the terminal's own."""
+    kind, limits = _type(list[hint] if one.kind is one.VAR_POSITIONAL else hint)
+    kind = settings.pop("kind", kind)
+    default = settings.pop("default", one.default)
+    help_text, _, shown = text.partition(" Default: ")
+    flag, argument = _flag(settings.pop("flag", one.name)), settings.pop("argument", None)
+    options = {"help": help_text, **limits, **settings}
+    if kind is float:
+        options.setdefault("callback", finite)
+    if default is one.empty and one.kind is not one.VAR_POSITIONAL:
+        default = ...
+    elif default in (None, (), one.empty):
+        default, kind = None, kind | None
+    if kind is bool and default is True:
+        default, flag = False, f"--no-{flag[2:]}"
+    if default in (None, ...):
+        options.setdefault("show_default", shown.removesuffix(".") or False)
+    info = typer.Argument(metavar=argument, **options) if argument else typer.Option(flag, **options)
+    made = inspect.Parameter(one.name, one.KEYWORD_ONLY, annotation=Annotated[kind, info])
+    return made if default is ... else made.replace(default=default)
+
+
+def _type(hint: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the type of a parameter on a command line, of several the one that a text can give, and its range."""
+    if get_origin(hint) in (Union, UnionType):
+        kinds = [_type(one) for one in get_args(hint) if one is not NoneType]
+        origins = [get_origin(one[0]) or one[0] for one in kinds]
+        chosen = next((wanted for wanted in (list, Literal, Path, str) if wanted in origins), origins[0])
+        return kinds[origins.index(chosen)]
+    if get_origin(hint) is Annotated:
+        base, *ranges = get_args(hint)
+        limits = [
+            ("min", one.ge) if isinstance(one, Ge) else ("max", one.le) for one in ranges if isinstance(one, Ge | Le)
+        ]
+        return base, dict(limits)
+    if get_origin(hint) in (Sequence, list):
+        return list[get_args(hint)[0]], {}  # type: ignore[misc]
+    return hint, {}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plain(text: str) -> str:
+    """Return a description without the marks of doc strings."""
+    return re.sub(r":\w+:`~?([^`]*)`|`", r"\1", " ".join(text.split()))
