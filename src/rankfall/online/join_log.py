@@ -4,14 +4,13 @@ A day D of a log has the sampled requests with a time in D that were received un
 `wait`, and their events until then. It is closed when a record was received after the limit and no open segment can
 have an earlier one. So the content of a day depends on the records only, not on when they are joined.
 
-The steps of a day, one module each:
+The steps of a day:
 
-1. :mod:`recorded_segments` lists the segments and what they hold.
-2. :mod:`window_records` splits the records since the last limit into parts by request.
-3. :mod:`match_records` decides for each part which records count.
-4. :mod:`day_rows` writes rows from samples, bodies (:mod:`request_columns`) and events, and :mod:`parity` scores some
+1. :mod:`window_records` lists the segments and what they hold, splits the records since the last limit into parts by
+   request, and decides for each part which records count.
+2. :mod:`day_rows` writes rows from samples, bodies (:mod:`request_columns`) and events, and :mod:`parity` scores some
    of them again.
-5. The rows are appended to the log as ``rankfall prepare rows --append`` does it.
+3. The rows are appended to the log as ``rankfall prepare rows --append`` does it.
 """
 
 from __future__ import annotations

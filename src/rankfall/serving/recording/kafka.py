@@ -139,7 +139,7 @@ MAX_MESSAGE = 900_000  # bytes; brokers accept a million by default
 
 
 class KafkaSink:
-    """Produces each batch as a message, once and confirmed by all replicas; implements :class:`~.sink.Sink`.
+    """Produces each batch as a message, once and confirmed by all replicas; implements :class:`~.sinks.Sink`.
 
     While no broker can be reached, `write` raises at once; it asks the brokers once per second.
 
@@ -258,7 +258,7 @@ GROUP = "rankfall-collect"
 class KafkaSource:
     """Reads partition 0 from the offset that the group ``rankfall-collect`` has committed, or from the beginning.
 
-    Implements :class:`~.source.Source`.
+    Implements :class:`~.collect.Source`.
 
     Args:
         url: Servers and topic.

@@ -168,7 +168,7 @@ _HEADERS = 512  # bytes of a message besides its payload
 
 
 class NatsSink:
-    """Publishes each batch as a message; implements :class:`~.sink.Sink`.
+    """Publishes each batch as a message; implements :class:`~.sinks.Sink`.
 
     A thread holds the connection and restores it. Without a connection, `write` raises at once. A message that was not
     confirmed because the connection was lost is published again with the same id, by which the server recognizes it.
@@ -345,7 +345,7 @@ _ACKNOWLEDGE_SECONDS = 5.0
 
 
 class NatsSource:
-    """Reads through the durable consumer ``rankfall-collect``; implements :class:`~.source.Source`.
+    """Reads through the durable consumer ``rankfall-collect``; implements :class:`~.collect.Source`.
 
     An old consumer delivers what an earlier process received and did not acknowledge after a while, and newer messages
     before. So that the order holds, each source replaces it by a consumer that begins with the first unacknowledged

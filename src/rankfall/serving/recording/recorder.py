@@ -323,7 +323,7 @@ _TICK_SECONDS = 0.1
 
 
 class Event(NamedTuple):
-    """Something that a user did with an item of an answer; see :mod:`.record_schemas`."""
+    """Something that a user did with an item of an answer; see :data:`~.record_segments.EVENT_SCHEMA`."""
 
     id: str
     request: str

@@ -169,7 +169,7 @@ _PROBE_BYTES = 4096
 
 
 class FileSink:
-    """Writes samples to DIR/samples and events to DIR/events; implements :class:`~.sink.Sink`.
+    """Writes samples to DIR/samples and events to DIR/events; implements :class:`~.sinks.Sink`.
 
     Args:
         directory: DIR, which is created if it is missing.

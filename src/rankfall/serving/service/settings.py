@@ -57,7 +57,7 @@ NAMED_KEY_BYTES = 10_000  # errors name the key that smaller bodies have twice: 
 
 SHOWN_ITEMS = 10_000  # ids of one call of /items, which is answered in the event loop: they take a few milliseconds
 
-# --- samples and events (enforced by recording.recorder and recording.event_writer) ---------------------------------
+# --- samples and events (enforced by recording.recorder) ------------------------------------------------------------
 
 ID_LENGTH = 128  # characters of ids of requests and events
 KIND_LENGTH = 64  # characters of a kind of event
