@@ -1011,10 +1011,10 @@ BAD: list[tuple[str, Any]] = [
 def test_bad_input_is_refused_by_name(name: str) -> None:
     temperature = "tau" if "tau" in ALL[name] else "steepness" if "diff_sort" in name else None
     for argument, value in BAD:
-        if argument == "tau" and temperature is None:  # hard_topk has neither
-            assert name == "hard_topk"
-            continue
         wrong = temperature if argument == "tau" else argument
+        if wrong is None:
+            assert name == "hard_topk"  # the only one without a temperature
+            continue
         with pytest.raises((ValueError, TypeError), match=rf"\b{wrong}\b"):
             apply(name, **{"scores": GOOD, wrong: value})
 
