@@ -125,7 +125,7 @@ def test_the_command_reports_mistakes(log: Path, tmp_path: Path, capsys: pytest.
     nowhere = str(config / "run")  # inside a file, where not even an administrator can write
     assert f"error: {nowhere} cannot be written to: [Errno 20] Not a directory" in messages(1, "--out", nowhere)
     run = str(tmp_path / "run")
-    assert "--force, --resume" in messages(2, "--out", run, "--force", "--resume")
+    assert "--force: found with --resume" in messages(2, "--out", run, "--force", "--resume")
     messages(0, "--out", run, "--resume")
     assert f"{run} is finished already" in messages(0, "--out", run, "--resume")
     message = f"error: {run} was started with a different configuration: optimizer.lr was 0.05 and is 0.2."

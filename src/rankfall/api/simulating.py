@@ -170,8 +170,10 @@ def _check_simulation(
         raise ValueError(f"layout: found {layout!r}, expected rankfall or recflow")
     if layout == "recflow" and kind != "recflow":
         raise ArgumentError("layout", f"found recflow, in which the preset {preset} cannot be written")
-    if append and (force or truth or relevant or layout == "recflow"):
-        raise ArgumentError("append", "found with `force`, `truth`, `relevant` or the layout recflow")
+    others = {"`force`": force, "`truth`": truth, "`relevant`": relevant, "the layout recflow": layout == "recflow"}
+    if append and any(others.values()):
+        found = " and ".join(name for name, given in others.items() if given)
+        raise ArgumentError("append", f"cannot be combined with {found}")
     if relevant and layout == "recflow":
         raise ArgumentError("relevant", "is a part of the spec of a log, which RecFlow's layout has not")
 

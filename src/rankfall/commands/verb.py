@@ -49,8 +49,9 @@ class Call:
     spelled: Mapping[str, str]  # how the command line names the arguments
 
     def __getitem__(self, name: str) -> Any:
-        """Return an argument, or its default."""
-        return self.given.get(name, inspect.signature(self.function).parameters[name].default)
+        """Return an argument, or its default; None for one without a default that was not given."""
+        default = inspect.signature(self.function).parameters[name].default
+        return self.given.get(name, None if default is inspect.Parameter.empty else default)
 
     def __call__(self, display: Display | None = None, **others: Any) -> Any:
         """Call the function with the given and further arguments; progress and notices are shown.

@@ -343,7 +343,7 @@ def test_the_command_adds_days(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for options, code, message in (
         (["--days", "2", *plan], 1, f"days: found 2, expected more than the 2 of {out}"),
         (["--days", "3", *plan[:2]], 1, f"seed: found 0, but {out} was made with 2"),
-        (["--days", "3", *plan, "--force"], 2, "--append cannot be combined with --force"),
+        (["--days", "3", *plan, "--force"], 2, "--append: cannot be combined with --force"),
     ):
         assert command("simulate", out, "--append", *options) == code
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
