@@ -15,7 +15,7 @@ PARTS = re.findall(r"`([a-z_0-9/]+(?:/|\.py))`", PAGE)
 VERBS = {path.name for path in (SOURCE / "commands").rglob("*.py")}
 
 # chapters that two packages have; the page names them with their package
-CHAPTERS = {"arrays.py", "build.py", "checks.py", "encoding.py", "files.py"}
+CHAPTERS = {"arrays.py", "build.py", "checks.py", "encoding.py", "files.py", "funnel.py", "inspection.py"}
 
 
 def test_every_path_exists() -> None:
