@@ -36,7 +36,7 @@ ALLOWED = {  # where, and why
     "storage/files.py:chmod": "a temporary directory gets the permissions of an ordinary one before it gets its name",
     "data/sources/rows/portions.py:pa.OSFile": "reads",
     "data/sources/letor/prepare_letor.py:np.save": "into a file of open_new",
-    "reproductions/generated_lists.py:np.savetxt": "into a string",
+    "reproductions/data.py:np.savetxt": "into a string",
     "serving/export/onnx_graphs.py:onnx.save": "into a file of open_new; graphs above 2 GB into a fresh directory",
     "serving/export/write_bundle.py:np.memmap": "maps a file whose blocks were allocated",
     "studies/compare.py:pq.write_table": "into a buffer",

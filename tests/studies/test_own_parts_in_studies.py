@@ -90,7 +90,8 @@ def test_a_comparison_measures_by_metrics_of_the_current_directory(
         (method,) = result.methods
         measured = {key: value.mean for key, value in method.metrics.items() if "first" in key}
         assert list(measured) == [
-            f"{stage}{parts}:first@1" for stage in ([""] if name == "ranker" else ["retrieval/", "ranking/"])
+            f"{stage}{parts}:first@1"
+            for stage in ([""] if name == "ranker" else ["retrieval/alone/", "ranking/alone/"])
         ]
         assert all(0 <= value <= 3 for value in measured.values())
 

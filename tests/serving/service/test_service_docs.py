@@ -80,7 +80,7 @@ RULES: dict[str, Any] = {
         "name": {"kind": "categorical", "rows": 9, "ids": "vocabulary", "text": True},
         "number": {"kind": "categorical", "rows": 9, "ids": "vocabulary", "text": False},
         "bucket": {"kind": "categorical", "rows": 9, "ids": "hash", "text": False},
-        "hashed": {"kind": "categorical", "rows": 9, "ids": "hash"},
+        "hashed": {"kind": "categorical", "rows": 9, "ids": "hash", "text": True},
         "id": {"kind": "categorical", "rows": 9, "ids": "numbers"},
         "born": {"kind": "time", "unit": "s", "rows": 9, "of_request": False},
         "price": {"kind": "dense", "size": 1, "rows": None, "missing": None},

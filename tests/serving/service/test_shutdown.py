@@ -158,7 +158,8 @@ def test_two_simultaneous_signals_stop_at_once() -> None:
 
 ENDLESS = """
 import itertools
-from rankfall.serving.service import limits, rank_routes
+from rankfall.serving.service import rank_routes
+from rankfall.serving.service import settings as limits
 limits.EXIT_SECONDS = 1
 def parse_json(body, *, max_names):
     print("parsing", flush=True)

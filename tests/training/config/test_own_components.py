@@ -83,14 +83,14 @@ def test_references_to_files_become_absolute(own: Path) -> None:
     assert content["loss"]["name"] == f"{own}/own.py:focal"
     assert content["metrics"] == [f"{own}/own.py:gain@0.5", "ndcg"]
     assert content["model"] == {"kind": f"{own}/own.py:Tower"}
-    cascade = validate_any(CASCADE | {"training": {"metric": "ranking/own.py:gain@0.5"}})
+    cascade = validate_any(CASCADE | {"training": {"metric": "ranking/alone/own.py:gain@0.5"}})
     content = cascade.model_dump()
     assert content["stages"][0]["model"] == {"kind": f"{own}/own.py:Tower", "width": 4}
     assert content["objective"]["name"] == "own:Objective"
     assert content["objective"]["loss"]["name"] == f"{own}/own.py:focal"
     assert content["objective"]["topk"]["name"] == f"{own}/own.py:soft"
     assert content["stage_metrics"] == [f"{own}/own.py:gain@0.5"]
-    assert content["training"]["metric"] == f"ranking/{own}/own.py:gain@0.5"
+    assert content["training"]["metric"] == f"ranking/alone/{own}/own.py:gain@0.5"
     for config in (ranker, cascade):
         (own / "config.yaml").write_text(dump(config))
         assert load_config(own / "config.yaml") == config
@@ -98,14 +98,14 @@ def test_references_to_files_become_absolute(own: Path) -> None:
 
 def test_written_configurations_have_absolute_references(own: Path) -> None:
     content = CASCADE | {
-        "training": {"metric": "ranking/own.py:gain@0.5"},
+        "training": {"metric": "ranking/alone/own.py:gain@0.5"},
         "methods": {"own": {"objective": {"name": "./own.py:Objective"}}, "bce": {"objective": {"name": "bce"}}},
     }
     written = with_absolute_path(content)
     assert written["methods"]["own"] == {"objective": {"name": f"{own}/own.py:Objective"}}
     assert written["methods"]["bce"] == {"objective": {"name": "bce"}}
     assert written["stage_metrics"] == [f"{own}/own.py:gain@0.5"]
-    assert written["training"]["metric"] == f"ranking/{own}/own.py:gain@0.5"
+    assert written["training"]["metric"] == f"ranking/alone/{own}/own.py:gain@0.5"
     assert with_absolute_path(written) == written
     assert with_absolute_path(RANKER | {"training": {"metric": "a/own.py:gain@1"}})["training"]["metric"] == (
         f"{own}/a/own.py:gain@1"
