@@ -77,7 +77,7 @@ BUNDLES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def given_bundles(given: argparse.Namespace, count: int) -> Iterator[list[Path]]:
-    """Yield the bundles of a command line with the arguments BUNDLES, or so many simulated ones."""
+    """Yield the bundles of a command line with the arguments BUNDLES, or a number of simulated ones."""
     if given.bundles and len(given.bundles) != count:
         raise SystemExit(f"found {len(given.bundles)} bundles, expected {count}")
     from rankfall.benchmarks.serve import simulated_bundle

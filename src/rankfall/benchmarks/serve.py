@@ -196,7 +196,7 @@ def requests_like_examples(bundle: Bundle, count: int, *, seed: int = 0) -> list
 
 
 def call_bodies(requests: Sequence[dict[str, Any]], in_call: int) -> list[bytes]:
-    """Return complete calls of ``POST /rank`` with so many requests each."""
+    """Return complete calls of ``POST /rank`` with `in_call` requests each."""
     starts = range(0, len(requests) - in_call + 1, in_call)
     contents = requests if in_call == 1 else [{"requests": requests[start : start + in_call]} for start in starts]
     bodies = [json.dumps(content, separators=(",", ":")).encode() for content in contents]
@@ -206,7 +206,7 @@ def call_bodies(requests: Sequence[dict[str, Any]], in_call: int) -> list[bytes]
 def bundle_calls(
     bundle: Bundle, requests: Sequence[dict[str, Any]], in_call: int, seconds: float
 ) -> tuple[list[Call], float]:
-    """Rank requests without a service, so many per call; the result is that of `send_calls`."""
+    """Rank requests without a service, `in_call` per call; the result is that of `send_calls`."""
     starts = cycle(range(0, len(requests) - in_call + 1, in_call))
     calls, counted = list[Call](), time.perf_counter() + WARM_UP * seconds
     while (begin := time.perf_counter()) < counted + seconds:

@@ -74,10 +74,10 @@ def read_manifest(
 
 
 def check_mappings(file: Path, manifest: Mapping[str, Any], *keys: str) -> None:
-    """Raise ValueError if one of these values of a manifest is no mapping."""
+    """Raise ValueError if one of these values of a manifest is not a mapping."""
     for key in keys:
         if not isinstance(manifest[key], dict):
-            raise ValueError(f"path: {file} is damaged, its {key!r} is no mapping")
+            raise ValueError(f"path: {file} is damaged, its {key!r} is not a mapping")
 
 
 def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> None:

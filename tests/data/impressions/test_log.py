@@ -414,7 +414,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "wrong spec": (lambda log: edit_manifest(log / "manifest.json", spec={"stages": []}), "manifest.json: "),
     "wrong features": (lambda log: edit_manifest(log / "manifest.json", features=[]), "damaged in 'features'"),
-    "days in a list": (lambda log: edit_manifest(log / "manifest.json", days=["a"]), "its 'days' is no mapping"),
+    "days in a list": (lambda log: edit_manifest(log / "manifest.json", days=["a"]), "its 'days' is not a mapping"),
     "a day elsewhere": (
         lambda log: edit_manifest(log / "manifest.json", days={"../../log": ""}),
         "is damaged, it names a day or a table",
