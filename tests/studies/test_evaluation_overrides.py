@@ -144,7 +144,7 @@ def test_wrong_overrides_are_explained(trained: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("reach", [None, 5, 12, ITEMS])
 def test_scores_of_all_items_reach_as_far_as_asked(trained: Path, reach: int | None) -> None:
-    config, scores = scores_of_run(trained, overrides=["data.length=all"], reach=reach)
+    config, scores, _ = scores_of_run(trained, overrides=["data.length=all"], reach=lambda config: reach)
     assert scores.mask.sum(-1).min() >= (reach or 5)
     assert scores.complete == (reach == ITEMS)
     assert scores.ranked.tolist() == [ITEMS] * 60

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.data import ImpressionLoader
+    from rankfall.data import ImpressionLoader, ImpressionLog
     from rankfall.training.evaluation import Evaluation
     from rankfall.training.learner import ScoreBatch, ScoredBatch
 
@@ -71,6 +71,17 @@ class StageScores:
     def __len__(self) -> int:
         """The number of requests."""
         return len(self.requests)
+
+    def select(self, places: Tensor) -> StageScores:
+        """Return the same for the requests at some places."""
+        per_request = ("rows", "mask", "truth", "relevance", "item", "depth", "rank", "ranked")
+        return replace(
+            self,
+            requests=[self.requests[place] for place in places.tolist()],
+            days=[self.days[place] for place in places.tolist()],
+            scores=[stage[places] for stage in self.scores],
+            **{name: getattr(self, name)[places] for name in per_request},
+        )
 
 
 def collect_scores(
@@ -193,47 +204,62 @@ def _is_same_data(run_dir: Path, data: str) -> bool:
     return found == read_json(run_dir / DATA)
 
 
+class Measuring(TypedDict, total=False):
+    """Arguments of everything that scores the lists of a run.
+
+    Attributes:
+        data: Directory of the log, if it was moved.
+        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
+        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
+        on_impressions: Called with the number of impressions scored since the last call, and of all.
+        on_notice: Called with each note about the log.
+    """
+
+    data: str | None
+    overrides: Sequence[str]
+    trust: bool
+    on_impressions: Callable[[int, int], None]
+    on_notice: Callable[[str], None]
+
+
 def scores_of_run(
     run_dir: Path,
     split: str = "test",
     *,
-    data: str | None = None,
-    overrides: Sequence[str] = (),
-    reach: int | None = None,
-    trust: bool = False,
-    on_impressions: Callable[[int, int], None] = lambda count, of: None,
-    on_notice: Callable[[str], None] = lambda text: None,
-) -> tuple[CascadeConfig, StageScores]:
+    reach: Callable[[CascadeConfig], int | None] = lambda config: None,
+    **measuring: Unpack[Measuring],
+) -> tuple[CascadeConfig, StageScores, ImpressionLog]:
     """Score the lists of a split by all stages of a run's best checkpoint. Nothing is written.
 
     Args:
         run_dir: Run directory of a cascade.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
-        data: Directory of the log, if it was moved.
-        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
-        reach: With ``data.length: all``, the number of best items of the first stage that the lists keep. Default: its
-            quota. Lists of a fixed length always hold all their items.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
-        on_impressions: Called with the number of impressions scored since the last call, and of all.
-        on_notice: Called with each note about the log.
+        reach: With ``data.length: all``, returns the number of best items of the first stage that the lists keep; None:
+            its quota. Lists of a fixed length always hold all their items.
+        measuring: See :class:`Measuring`.
 
     Returns:
-        The configuration of the measurement, and the scores.
+        The configuration of the measurement, the scores, and the log.
     """
-    config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
+    trust = measuring.get("trust", False)
+    on_impressions: Callable[[int, int], None] = measuring.get("on_impressions") or (lambda count, of: None)
+    stored = read_config_as(CascadeConfig, run_dir, trust=trust)
+    config = with_evaluation_overrides(stored, measuring.get("overrides", ()))
     assert isinstance(config, CascadeConfig)
     with stored_code(run_dir, trust=trust):
-        opened = CascadeMethod(config).open_split(run_dir, split, data=data, on_notice=on_notice)
+        opened = CascadeMethod(config).open_split(
+            run_dir, split, data=measuring.get("data"), on_notice=measuring.get("on_notice", lambda text: None)
+        )
         total = opened.impressions
         with opened.refusing_new_ids():
             scores = collect_scores(
-                scorer_for(opened.cascade, opened.loader, opened.config, reach=reach),
+                scorer_for(opened.cascade, opened.loader, opened.config, reach=reach(config)),
                 opened.loader,
                 stages=opened.cascade.names,
                 relevant=config.relevant,
                 on_batch=lambda count: on_impressions(count, total),
             )
-    return opened.config, scores
+    return opened.config, scores, opened.log
 
 
 def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:

@@ -18,7 +18,6 @@ from rankfall.studies.diagnosis.attributes import (
     POPULARITY,
     LogAttributes,
     RawValues,
-    TruthItems,
     _ranges,
     _values,
 )
@@ -42,7 +41,7 @@ def known_of(path: Path, **options: Any) -> LogAttributes:
     loader = rf.data.ImpressionLoader(path, DAYS[1:], batch=7, shuffle=False, **options)
     scores = collect_scores(score, loader, stages=["a", "b"], relevant=2)
     lists = FunnelLists.of_scores(scores, [5, 3])
-    return LogAttributes(log, scores, lists, log.choose(DAYS[:1]))
+    return LogAttributes(log, lists, log.choose(DAYS[:1]))
 
 
 USER = {"id": {"kind": "categorical", "num_buckets": 30, "column": "user"}, "taste": {"kind": "dense", "size": 3}}
@@ -72,7 +71,7 @@ def test_counts_are_those_of_the_rows(log: Path) -> None:
         for row in rows_of(log, day):
             for item in [*row["item"], *row["left_out"]]:
                 first.setdefault(item, number)
-    truth = TruthItems.of(known.lists)
+    truth = known.lists.truth
     items = known.items(truth.request, truth.place).tolist()
     assert known.popularity(truth.request, truth.place).tolist() == [lists[item] for item in items]
     days = [DAYS.index(measured[request][0]) for request in truth.request.tolist()]
@@ -89,8 +88,8 @@ def relevant(row: dict[str, Any]) -> list[int]:
 def test_features_are_those_of_the_rows(log: Path) -> None:
     known = known_of(log)
     measured = [row for day in DAYS[1:] for row in rows_of(log, day)]
-    truth = TruthItems.of(known.lists)
-    by_name = {attribute.name: attribute for attribute in known.attributes(truth)}
+    truth = known.lists.truth
+    by_name = {attribute.name: attribute for attribute in known.attributes()}
     hours = [str(measured[request]["context.hour"] - 2) for request in truth.request.tolist()]
     hour = by_name["context.hour"]
     assert [hour.labels[code] for code in hour.codes.tolist()] == hours
@@ -109,7 +108,7 @@ def test_features_that_depend_on_the_request_are_read_from_its_list(tmp_path: Pa
     known = known_of(path)
     known.log.manifest["about"]["per_request"] = ["item.price"]  # as prepare marks it
     measured = [row for day in DAYS[1:] for row in rows_of(path, day)]
-    truth = TruthItems.of(known.lists)
+    truth = known.lists.truth
     found = known.of_items("price", truth.request, truth.place)
     expected = [measured[r]["item.price"][p] for r, p in zip(truth.request.tolist(), truth.place.tolist(), strict=True)]
     assert found.tolist() == pytest.approx(expected)
@@ -137,8 +136,7 @@ def test_a_log_without_users_has_no_activity(tmp_path: Path) -> None:
     known = known_of(path)
     assert known.activity is None
     assert known.user_groups() is None
-    truth = TruthItems.of(known.lists)
-    assert ACTIVITY not in [attribute.name for attribute in known.attributes(truth)]
+    assert ACTIVITY not in [attribute.name for attribute in known.attributes()]
 
 
 def test_requests_and_items_are_described(log: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
-from rankfall.studies.diagnosis.segments import FunnelLists, benjamini_hochberg, find_segments, score_test
+from rankfall.studies.diagnosis.attributes import Attribute
+from rankfall.studies.diagnosis.segments import FunnelLists, TruthItems, benjamini_hochberg, find_segments, score_test
 from rankfall.training.cascade_metrics import Resampler
 from support.stage_scores import random_scores
 
@@ -46,10 +46,10 @@ def ignoring(scores: StageScores, stage: int, category: str) -> StageScores:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_stage_that_ignores_a_category_is_found(stage: int) -> None:
     lists = FunnelLists.of_scores(ignoring(two_stages(0), stage, "shoes"), QUOTAS)
-    truth = TruthItems.of(lists)
+    truth = lists.truth
     attributes = [random_attribute(f"noise {seed}", truth, seed, 6) for seed in range(10)]
     attributes.insert(4, category_of(truth))
-    found = [find_segments(lists, at, truth, attributes, Resampler()) for at in range(2)]
+    found = [find_segments(lists, at, attributes, Resampler()) for at in range(2)]
     worst = found[stage].worse[0]
     assert (worst.attribute, worst.value) == ("item.category", "shoes")
     assert worst.kept.high < worst.kept_elsewhere
@@ -62,8 +62,8 @@ def test_a_stage_that_ignores_a_category_is_found(stage: int) -> None:
 
 def test_the_figures_of_a_segment_are_those_of_a_loop() -> None:
     lists = FunnelLists.of_scores(ignoring(two_stages(0), 0, "toys"), QUOTAS)
-    truth = TruthItems.of(lists)
-    (worst, *_) = find_segments(lists, 0, truth, [category_of(truth)], Resampler()).worse
+    truth = lists.truth
+    (worst, *_) = find_segments(lists, 0, [category_of(truth)], Resampler()).worse
     inside, outside = {"arrived": 0.0, "lost": 0.0, "recoverable": 0.0}, {"arrived": 0.0, "lost": 0.0}
     items, requests, would = 0, set(), lists.would_survive(0)
     for request in range(len(lists)):
@@ -97,9 +97,9 @@ def test_noise_is_rarely_a_finding() -> None:
     findings = 0
     for seed in range(40):
         lists = FunnelLists.of_scores(two_stages(seed, requests=120), QUOTAS)
-        truth = TruthItems.of(lists)
+        truth = lists.truth
         attributes = [random_attribute(f"noise {at}", truth, 1000 * seed + at, 6) for at in range(10)]
-        found = find_segments(lists, 0, truth, attributes, Resampler())
+        found = find_segments(lists, 0, attributes, Resampler())
         assert found.tested > 50
         findings += bool(found.worse or found.better)
     assert findings <= 6
@@ -141,7 +141,7 @@ def test_the_correction_is_that_of_scipy() -> None:
 
 def test_a_segment_that_another_one_causes_is_explained() -> None:
     lists = FunnelLists.of_scores(ignoring(two_stages(0, requests=500), 0, "shoes"), QUOTAS)
-    truth = TruthItems.of(lists)
+    truth = lists.truth
     category = category_of(truth)
     rng = np.random.default_rng(0)
     brand = np.where(
@@ -150,7 +150,7 @@ def test_a_segment_that_another_one_causes_is_explained() -> None:
         rng.random(len(truth.request)) < 0.1,
     )
     attributes = [Attribute("item.brand", brand.astype(np.int64), ["other", "acme"]), category]
-    found = find_segments(lists, 0, truth, attributes, Resampler())
+    found = find_segments(lists, 0, attributes, Resampler())
     names = {(one.attribute, one.value): one.explained_by for one in found.worse}
     assert names["item.category", "shoes"] is None
     assert names["item.brand", "acme"] == "item.category = shoes"
@@ -159,15 +159,15 @@ def test_a_segment_that_another_one_causes_is_explained() -> None:
 def test_two_defects_are_both_listed() -> None:
     scores = ignoring(ignoring(two_stages(0, requests=500), 0, "shoes"), 0, "wine")
     lists = FunnelLists.of_scores(scores, QUOTAS)
-    truth = TruthItems.of(lists)
-    found = find_segments(lists, 0, truth, [category_of(truth)], Resampler())
+    truth = lists.truth
+    found = find_segments(lists, 0, [category_of(truth)], Resampler())
     assert {one.value for one in found.worse if one.explained_by is None} == {"shoes", "wine"}
 
 
 def test_small_segments_are_not_compared() -> None:
     lists = FunnelLists.of_scores(two_stages(0), QUOTAS)
-    truth = TruthItems.of(lists)
+    truth = lists.truth
     codes = np.zeros(len(truth.request), np.int64)
     codes[1::45] = 1  # 27 items
     codes[2::20] = -1  # rare values have no code
-    assert find_segments(lists, 0, truth, [Attribute("few", codes, ["many", "few"])], Resampler()).tested == 1
+    assert find_segments(lists, 0, [Attribute("few", codes, ["many", "few"])], Resampler()).tested == 1

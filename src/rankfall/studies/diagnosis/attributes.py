@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.log import Day, ImpressionLog
     from rankfall.data.impressions.spec import FeatureConfig, Group
     from rankfall.studies.diagnosis.segments import FunnelLists
-    from rankfall.studies.evaluate import StageScores
 
     Values = NDArray[Any]
     Ints = NDArray[np.int64]
@@ -170,98 +169,64 @@ class Attribute:
     labels: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class TruthItems:
-    """All items of the ground truth.
-
-    Attributes:
-        request: Place ``(M,)`` of the request in the lists.
-        place: Place ``(M,)`` of the item in its list.
-        weight: Share ``(M,)`` of the item in the ground truth of its request.
-    """
-
-    request: Ints
-    place: Ints
-    weight: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, lists: FunnelLists) -> TruthItems:
-        """Return the items of the ground truth of some lists."""
-        chosen = lists.weight > 0
-        request, place = chosen.nonzero(as_tuple=True)
-        return cls(request.numpy(), place.numpy(), lists.weight[chosen].double().numpy())
-
-
 class LogAttributes:
     """Reads attributes of the requests and items of some lists from their log.
 
     Args:
         log: The log.
-        scores: Scores of all stages, which name the requests and the items.
         lists: The lists that are diagnosed.
         train: Days that the cascade was trained on.
     """
 
-    def __init__(self, log: ImpressionLog, scores: StageScores, lists: FunnelLists, train: Sequence[Day]) -> None:
-        self.log, self.scores, self.lists = log, scores, lists
+    def __init__(self, log: ImpressionLog, lists: FunnelLists, train: Sequence[Day]) -> None:
+        self.log, self.lists, self.scores = log, lists, lists.scores
         self.raw = RawValues(log)
         self._train = train
         self._user = user_feature(log.spec)
         self._items = log.items()
-        self._has_versions = log.item_versions() is not None
         self._numbers: Values = np.asarray(self._items["item"].combine_chunks())
-        self._places: dict[str, tuple[Ints, Ints]] = {}  # by day: requests of the lists, and their rows in the file
-        days = np.array([scores.days[row] for row in lists.rows.tolist()])
-        rows = scores.rows[lists.rows].numpy()
-        for day in np.unique(days).tolist():
-            chosen = np.flatnonzero(days == day)
-            self._places[day] = chosen, rows[chosen]
+        days, rows = np.array(self.scores.days), self.scores.rows.numpy()
+        requests = {day: np.flatnonzero(days == day) for day in np.unique(days).tolist()}
+        self._places = {day: (of_day, rows[of_day]) for day, of_day in requests.items()}  # with rows in the file
 
     # --- values -------------------------------------------------------------------------------------------------
 
     def of_requests(self, column: str) -> Values:
         """Return the values ``(R,)`` of a column of single values, encoded."""
-        parts = {
-            day: from_arrow(self.log.days[day].table()[column].take(pa.array(rows)))
+        parts = [
+            from_arrow(self.log.days[day].table()[column].take(pa.array(rows)))
             for day, (_, rows) in self._places.items()
-        }
-        first = next(iter(parts.values()))
-        values = np.empty((len(self.lists), *first.shape[1:]), first.dtype)
-        for day, part in parts.items():
-            values[self._places[day][0]] = part
-        return values
+        ]
+        return _in_order([requests for requests, _ in self._places.values()], parts)
 
     def items(self, request: Ints, place: Ints) -> Values:
         """Return the item numbers at places of lists."""
-        rows = self.lists.rows.numpy()[request]
-        found: Values = self.scores.item.numpy()[rows, place]
+        found: Values = self.scores.item.numpy()[request, place]
         return found
+
+    def _rows_of(self, request: Ints, place: Ints) -> Ints:
+        """Return the rows of items in the item table."""
+        return np.searchsorted(self._numbers, self.items(request, place))
 
     def of_items(self, name: str, request: Ints, place: Ints) -> Values:
         """Return a feature of the items at places of lists, encoded."""
-        if f"item.{name}" in self.log.per_request and self.scores.complete:  # lists of the file
-            return self._of_lists(f"item.{name}", request, place)
-        places = np.searchsorted(self._numbers, self.items(request, place))
-        values = np.array(from_arrow(self._items[f"item.{name}"].take(pa.array(places))))
-        for day, (requests, _) in self._places.items() if self._has_versions else ():
-            of_day = np.flatnonzero(np.isin(request, requests))
-            values[of_day] = from_arrow(self.log.items_on(day)[f"item.{name}"].take(pa.array(places[of_day])))
-        return values
-
-    def _of_lists(self, column: str, request: Ints, place: Ints) -> Values:
-        """Return values from the lists of the file, which hold the items in the same order."""
-        parts = []
-        where = []
+        column, versions = f"item.{name}", self.log.item_versions() is not None
+        from_lists = column in self.log.per_request and self.scores.complete  # the file has the items in this order
+        rows_of_items = self._rows_of(request, place)
+        if not from_lists and not versions:
+            return np.array(from_arrow(self._items[column].take(pa.array(rows_of_items))))
+        where, parts = [], []
         for day, (requests, rows) in self._places.items():
             of_day = np.flatnonzero(np.isin(request, requests))
-            table = self.log.days[day].table()[column].combine_chunks()
-            row = rows[np.searchsorted(requests, request[of_day])]
-            parts.append(
-                from_arrow(pa.chunked_array([table.values.take(pa.array(_starts(table)[row] + place[of_day]))]))
-            )
+            if from_lists:
+                table = self.log.days[day].table()[column].combine_chunks()
+                starts = table.offsets.to_numpy().astype(np.int64)[rows[np.searchsorted(requests, request[of_day])]]
+                values = table.values.take(pa.array(starts + place[of_day]))
+            else:
+                values = self.log.items_on(day)[column].take(pa.array(rows_of_items[of_day]))
             where.append(of_day)
-        order = np.concatenate(where).argsort()
-        return np.concatenate(parts)[order]
+            parts.append(from_arrow(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])))
+        return _in_order(where, parts)
 
     # --- counts on training days --------------------------------------------------------------------------------
 
@@ -299,63 +264,52 @@ class LogAttributes:
 
     def popularity(self, request: Ints, place: Ints) -> Ints:
         """Return the number of lists on the training days that items are in."""
-        found: Ints = self._occurrences[np.searchsorted(self._numbers, self.items(request, place))]
+        found: Ints = self._occurrences[self._rows_of(request, place)]
         return found
 
     @cached_property
-    def _days(self) -> Ints:
-        """Index in the log of the day of each request."""
+    def _first_days(self) -> tuple[Ints, Ints]:
+        """Index in the log of the day of each request, and of the first day of each item of the item table."""
         order = list(self.log.days)
-        days = np.empty(len(self.lists), np.int64)
-        for day, (requests, _) in self._places.items():
-            days[requests] = order.index(day)
-        return days
-
-    @cached_property
-    def _first_days(self) -> Ints:
-        """Index in the log of the first day of each item of the item table."""
-        days = list(self.log.days)[: int(self._days.max()) + 1]
-        return ItemFirstSeen().numbers(self.log, days, self._numbers.astype(np.int32)).astype(np.int64)
+        days = np.array([order.index(day) for day in self.scores.days])
+        seen = ItemFirstSeen().numbers(self.log, order[: int(days.max()) + 1], self._numbers.astype(np.int32))
+        return days, seen.astype(np.int64)
 
     def age(self, request: Ints, place: Ints) -> Ints:
         """Return the number of days of the log since items were first in it."""
-        first = self._first_days[np.searchsorted(self._numbers, self.items(request, place))]
-        found: Ints = self._days[request] - first
+        days, first = self._first_days
+        found: Ints = days[request] - first[self._rows_of(request, place)]
         return found
 
     # --- attributes of the ground truth -------------------------------------------------------------------------
 
-    def attributes(self, truth: TruthItems) -> Iterator[Attribute]:
+    def attributes(self) -> Iterator[Attribute]:
         """Yield every attribute of the ground truth that has more than one value."""
-        for attribute in self._attributes(truth):
+        for attribute in self._attributes(self.lists.truth.request, self.lists.truth.place):
             if len(np.unique(attribute.codes[attribute.codes >= 0])) > 1:
                 yield attribute
 
-    def _attributes(self, truth: TruthItems) -> Iterator[Attribute]:
-        request, place = truth.request, truth.place
+    def _attributes(self, request: Ints, place: Ints) -> Iterator[Attribute]:
         if self.activity is not None:
             yield _ranges(ACTIVITY, self.activity[request], "request in training", "requests in training")
         yield _ranges(POPULARITY, self.popularity(request, place), "list in training", "lists in training")
         yield _ranges(AGE, self.age(request, place), "day", "days")
-        yield _ranges(LENGTH, self.lists.ranked.numpy()[request], "item", "items")
+        yield _ranges(LENGTH, self.scores.ranked.numpy()[request], "item", "items")
         yield _ranges(RELEVANT, np.bincount(request)[request], "item", "items")
-        yield _ranges(RELEVANCE, self.scores.relevance.numpy()[self.lists.rows.numpy()[request], place])
+        yield _ranges(RELEVANCE, self.scores.relevance.numpy()[request, place])
+        groups: list[Group] = ["user", "context", "item"]
+        sizes = {(group, one.name): one.size for group in groups for one in self.log.features.of(group)}
         for group, name, feature in self.log.spec.features:
-            if is_dense(feature) and self._size(group, name) > 1:
+            if is_dense(feature) and sizes[group, name] > 1:
                 continue
-            encoded = self._feature(group, name, truth)
+            if group == "item":
+                encoded = self.of_items(name, request, place)
+            else:
+                encoded = self.of_requests(f"{group}.{name}")[request]
             if is_dense(feature):
                 yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
             else:
                 yield _values(f"{group}.{name}", encoded, partial(self.raw.texts, group, name))
-
-    def _size(self, group: Group, name: str) -> int:
-        return next(one.size for one in self.log.features.of(group) if one.name == name)
-
-    def _feature(self, group: Group, name: str, truth: TruthItems) -> Values:
-        if group == "item":
-            return self.of_items(name, truth.request, truth.place)
-        return self.of_requests(f"{group}.{name}")[truth.request]
 
     # --- texts --------------------------------------------------------------------------------------------------
 
@@ -385,9 +339,10 @@ class LogAttributes:
         return _rows(columns, len(requests))
 
 
-def _starts(lists: pa.ListArray) -> Ints:
-    starts: Ints = lists.offsets.to_numpy().astype(np.int64)
-    return starts
+def _in_order(where: Sequence[Ints], parts: Sequence[Values]) -> Values:
+    """Return the values of all parts at their places."""
+    values: Values = np.concatenate(parts)[np.concatenate(where).argsort()]
+    return values
 
 
 def _rows(columns: dict[str, list[str]], count: int) -> list[dict[str, str]]:

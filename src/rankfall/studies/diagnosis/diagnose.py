@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 import torch
 
-from rankfall.data.impressions.log import ImpressionLog
-from rankfall.studies.diagnosis.attributes import LogAttributes, TruthItems
+from rankfall.studies.diagnosis.attributes import LogAttributes
 from rankfall.studies.diagnosis.diagnosis_result import (
     DIAGNOSIS,
     Diagnosis,
@@ -20,26 +18,23 @@ from rankfall.studies.diagnosis.diagnosis_result import (
     StageDiagnosis,
 )
 from rankfall.studies.diagnosis.segments import FunnelLists, agreement, cut_distance, find_segments, oracle
-from rankfall.studies.evaluate import scores_of_run
+from rankfall.studies.evaluate import Measuring, scores_of_run
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.cascade_metrics import Resampler
-from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.measured_lists import SHORT
-from rankfall.training.run_directory import read_config_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
+    from rankfall.data.impressions.log import ImpressionLog
     from rankfall.studies.diagnosis.attributes import Attribute
     from rankfall.studies.diagnosis.diagnosis_result import Agreement, Segment
-    from rankfall.studies.diagnosis.segments import FoundSegments
     from rankfall.studies.evaluate import StageScores
     from rankfall.training.cascade_metrics import Estimate
+    from rankfall.training.config.cascade_config import CascadeConfig
 
     OnStep = Callable[[str, int, int], None]
 
@@ -154,8 +149,7 @@ SEGMENT_CAUSES = 1  # of each stage that are causes of their own
 LOST_SHOWN, KEPT_SHOWN = 5, 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Cause:
+class _Cause(NamedTuple):
     """Lost items of the ground truth with a common cause: `items` are their places among all items of it."""
 
     name: str
@@ -165,7 +159,6 @@ class _Cause:
 
 def worst_requests(
     lists: FunnelLists,
-    truth: TruthItems,
     segments: Sequence[Sequence[Segment]],
     attributes: Sequence[Attribute],
     known: LogAttributes,
@@ -176,109 +169,83 @@ def worst_requests(
 
     Args:
         lists: The lists.
-        truth: The items of the ground truth.
         segments: The segments of each stage that suffer.
         attributes: Attributes of the ground truth.
         known: Attributes of requests and items.
         reach: Number of best items of the first stage that incomplete lists hold.
     """
-    ranks = [lists.ranks(stage) for stage in range(len(lists.stages))]
-    causes = list(_causes(lists, truth, ranks, segments, attributes))
+    truth, ranks, names = lists.truth, [lists.ranks(stage) for stage in range(len(lists.quotas))], lists.scores.stages
+    causes = []
+    for stage, name in enumerate(names):
+        lost = truth.arrived[stage] & ~truth.arrived[stage + 1]
+        near = ranks[stage].numpy()[truth.request, truth.place] <= NEAR * lists.quotas[stage]
+        causes.append(_Cause(f"{name}, near the cut", stage, np.flatnonzero(lost & near)))
+        causes.append(_Cause(f"{name}, far below the cut", stage, np.flatnonzero(lost & ~near)))
+        for segment in segments[stage][:SEGMENT_CAUSES]:
+            attribute = next(one for one in attributes if one.name == segment.attribute)
+            inside = attribute.codes == attribute.labels.index(segment.value)
+            causes.append(_Cause(f"{name}, {segment.attribute}: {segment.value}", stage, np.flatnonzero(lost & inside)))
     causes.sort(key=lambda cause: -truth.weight[cause.items].sum())
     shown: list[LostRequest] = []
     used: set[int] = set()
     for cause in causes:
-        for request in _requests(cause, truth, used):
+        # requests with the most lost items of the cause, of equal ones those with the largest share
+        requests, at = np.unique(truth.request[cause.items], return_inverse=True)
+        shares = np.bincount(at, truth.weight[cause.items], minlength=len(requests))
+        order = np.lexsort((requests, -shares, -np.bincount(at, minlength=len(requests))))
+        for request in [request for request in requests[order].tolist() if request not in used][:PER_CAUSE]:
             used.add(request)
-            shown.append(_shown(lists, truth, cause, request, ranks[cause.stage], known, reach))
+            censored = reach if cause.stage == 0 and not lists.scores.complete else None
+            shown.append(_shown(lists, cause, request, ranks[cause.stage][request].numpy(), known, censored))
     return shown
-
-
-def _causes(
-    lists: FunnelLists,
-    truth: TruthItems,
-    ranks: Sequence[Tensor],
-    segments: Sequence[Sequence[Segment]],
-    attributes: Sequence[Attribute],
-) -> Iterator[_Cause]:
-    for stage, name in enumerate(lists.stages):
-        arrived, passed = (lists.arrived[at].numpy()[truth.request, truth.place] for at in (stage, stage + 1))
-        lost = arrived & ~passed
-        near = ranks[stage].numpy()[truth.request, truth.place] <= NEAR * lists.quotas[stage]
-        yield _Cause(f"{name}, near the cut", stage, np.flatnonzero(lost & near))
-        yield _Cause(f"{name}, far below the cut", stage, np.flatnonzero(lost & ~near))
-        for segment in segments[stage][:SEGMENT_CAUSES]:
-            attribute = next(one for one in attributes if one.name == segment.attribute)
-            inside = attribute.codes == attribute.labels.index(segment.value)
-            yield _Cause(f"{name}, {segment.attribute}: {segment.value}", stage, np.flatnonzero(lost & inside))
-
-
-def _requests(cause: _Cause, truth: TruthItems, used: set[int]) -> list[int]:
-    """Return the requests with the most lost items of a cause, of equal ones those with the largest share."""
-    if not len(cause.items):
-        return []
-    requests, at = np.unique(truth.request[cause.items], return_inverse=True)
-    counts = np.bincount(at)
-    shares = np.bincount(at, truth.weight[cause.items])
-    order = np.lexsort((requests, -shares, -counts))
-    return [request for request in requests[order].tolist() if request not in used][:PER_CAUSE]
 
 
 def _shown(
     lists: FunnelLists,
-    truth: TruthItems,
     cause: _Cause,
     request: int,
-    ranks: Tensor,
+    rank: NDArray[np.int32],
     known: LogAttributes,
-    reach: int | None,
+    censored: int | None,
 ) -> LostRequest:
-    stage = cause.stage
-    quota, row = lists.quotas[stage], int(lists.rows[request])
-    rank, weight = ranks[request].numpy(), lists.weight[request].numpy()
+    """Return a request with some items that a stage lost and kept; ranks beyond `censored` are lower bounds."""
+    scores, truth, quota = lists.scores, lists.truth, lists.quotas[cause.stage]
+    weight = lists.weight[request].numpy()
     of_cause = truth.place[cause.items[truth.request[cause.items] == request]]
     lost = of_cause[rank[of_cause].argsort(kind="stable")][:LOST_SHOWN]
     kept = np.flatnonzero((rank > 0) & (rank <= quota) & (weight == 0))
     kept = kept[rank[kept].argsort(kind="stable")][:KEPT_SHOWN]
-    censored = reach if stage == 0 and not lists.complete else None
+    places = np.concatenate([lost, kept])
+    requests = np.full(len(places), request)
+    items = [
+        ShownItem(
+            item=item,
+            relevance=float(scores.relevance[request, place]),
+            rank=int(rank[place]),
+            logged=_logged(known, int(scores.depth[request, place]), int(scores.rank[request, place])),
+            attributes=attributes,
+            at_least=censored is not None and int(rank[place]) > censored,  # no kept item is beyond the quota
+        )
+        for item, place, attributes in zip(
+            known.raw.item(known.items(requests, places)),
+            places.tolist(),
+            known.describe_items(requests, places),
+            strict=True,
+        )
+    ]
     return LostRequest(
         cause=cause.name,
-        request=known.scores.requests[row],
-        day=known.scores.days[row],
-        stage=lists.stages[stage],
+        request=scores.requests[request],
+        day=scores.days[request],
+        stage=scores.stages[cause.stage],
         quota=quota,
         recall=float((weight * lists.arrived[-1][request].numpy()).sum()),
         items=int((weight > 0).sum()),
         attributes=known.describe_requests(np.array([request]))[0],
         lost_items=len(of_cause),
-        lost=_items(known, request, row, lost, rank, censored),
-        kept_instead=_items(known, request, row, kept, rank, None),
+        lost=items[: len(lost)],
+        kept_instead=items[len(lost) :],
     )
-
-
-def _items(
-    known: LogAttributes,
-    request: int,
-    row: int,
-    places: NDArray[np.int64],
-    rank: NDArray[np.int32],
-    censored: int | None,
-) -> list[ShownItem]:
-    requests = np.full(len(places), request)
-    scores, numbers = known.scores, known.items(requests, places)
-    return [
-        ShownItem(
-            item=item,
-            relevance=float(scores.relevance[row, place]),
-            rank=int(rank[place]),
-            logged=_logged(known, int(scores.depth[row, place]), int(scores.rank[row, place])),
-            attributes=attributes,
-            at_least=censored is not None and int(rank[place]) > censored,
-        )
-        for item, place, attributes in zip(
-            known.raw.item(numbers), places.tolist(), known.describe_items(requests, places), strict=True
-        )
-    ]
 
 
 def _logged(known: LogAttributes, depth: int, rank: int) -> str:
@@ -295,43 +262,26 @@ def diagnose_run(
     run_dir: Path,
     split: str = "test",
     *,
-    data: str | None = None,
-    overrides: Sequence[str] = (),
-    trust: bool = False,
-    on_impressions: Callable[[int, int], None] = lambda count, of: None,
-    on_notice: Callable[[str], None] = lambda text: None,
     on_step: OnStep = lambda name, number, of: None,
+    **measuring: Unpack[Measuring],
 ) -> Diagnosis:
     """Diagnose the best checkpoint of a run. Nothing is written.
 
     Args:
         run_dir: Run directory of a cascade.
         split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
-        data: Directory of the log, if it was moved.
-        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
-        on_impressions: Called with the number of impressions scored since the last call, and of all.
-        on_notice: Called with each note about the log.
         on_step: Called with the name of each step, its number from 0 and the number of steps.
+        measuring: See :class:`~rankfall.studies.evaluate.Measuring`.
 
     Raises:
         ValueError: The run is not one of a cascade, or no request has a relevant item.
     """
-    own = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
-    assert isinstance(own, CascadeConfig)
-    reach = REACH * own.stages[0].quota
-    config, scores = scores_of_run(
-        run_dir,
-        split,
-        data=data,
-        overrides=overrides,
-        reach=reach,
-        trust=trust,
-        on_impressions=on_impressions,
-        on_notice=on_notice,
-    )
-    log = ImpressionLog.load(data or config.data.path)
-    return diagnose(scores, config, log, split=split, reach=reach, on_step=on_step)
+    config, scores, log = scores_of_run(run_dir, split, reach=_reach, **measuring)
+    return diagnose(scores, config, log, split=split, reach=_reach(config), on_step=on_step)
+
+
+def _reach(config: CascadeConfig) -> int:
+    return REACH * config.stages[0].quota
 
 
 def diagnosis_file(run_dir: Path, split: str = "test") -> Path:
@@ -366,19 +316,37 @@ def diagnose(
     on_step("sorting", next(numbers), steps)
     lists = FunnelLists.of_scores(scores, quotas)
     on_step("reading attributes", next(numbers), steps)
-    known = LogAttributes(log, scores, lists, log.choose(config.data.train))
-    truth = TruthItems.of(lists)
-    attributes = list(known.attributes(truth))
+    known = LogAttributes(log, lists, log.choose(config.data.train))
+    attributes = list(known.attributes())
     resampler = Resampler(known.user_groups())
     perfect = [lists.perfect_order(stage) for stage in range(len(quotas))]
     (joint_recall,) = resampler.means([lists.recall(lists.arrived[-1])])
     stages = []
-    for number, name in enumerate(lists.stages):
+    for number, name in enumerate(scores.stages):
         on_step(f"losses of {name}", next(numbers), steps)
-        found = find_segments(lists, number, truth, attributes, resampler)
-        stages.append(_diagnose_stage(lists, number, found, perfect, resampler, reach))
+        segments = find_segments(lists, number, attributes, resampler)
+        before, after = (lists.recall(lists.arrived[at]) for at in (number, number + 1))
+        recoverable = lists.recall(lists.arrived[number] & ~lists.arrived[number + 1] & lists.would_survive(number))
+        every = torch.ones_like(before)
+        figures = [(before, every), (before - after, every), (recoverable, before - after)]
+        arrived, lost, recovered = resampler.ratios(figures)
+        stages.append(
+            StageDiagnosis(
+                stage=name,
+                quota=quotas[number],
+                arrived=arrived,
+                lost=lost,
+                recoverable=recovered,
+                cut=cut_distance(lists, number, resampler, reach=reach),
+                oracle=oracle(lists, perfect, number, resampler),
+                segments=segments.worse,
+                tested=segments.tested,
+                best_segments=segments.better,
+            )
+        )
     neighbours = [agreement(lists, stage, resampler) for stage in range(len(quotas) - 1)]
     on_step("requests", next(numbers), steps)
+    worse = [stage.segments for stage in stages]
     return Diagnosis(
         split=split,
         requests=len(lists),
@@ -387,38 +355,8 @@ def diagnose(
         findings=[*_unseen_items(config, log, stages[0]), *find(joint_recall, stages, neighbours)],
         stages=stages,
         agreement=neighbours,
-        worst_requests=worst_requests(
-            lists, truth, [stage.segments for stage in stages], attributes, known, reach=reach or quotas[0]
-        ),
+        worst_requests=worst_requests(lists, worse, attributes, known, reach=reach or quotas[0]),
         notes=list(_notes(scores, lists, known)),
-    )
-
-
-def _diagnose_stage(
-    lists: FunnelLists,
-    number: int,
-    segments: FoundSegments,
-    perfect: list[Tensor],
-    resampler: Resampler,
-    reach: int | None,
-) -> StageDiagnosis:
-    """Return what a stage lost, and how it could be kept; `perfect` has the perfect order of each stage."""
-    before, after = (lists.recall(lists.arrived[at]) for at in (number, number + 1))
-    recoverable = lists.recall(lists.arrived[number] & ~lists.arrived[number + 1] & lists.would_survive(number))
-    every = torch.ones_like(before)
-    figures = [(before, every), (before - after, every), (recoverable, before - after)]
-    arrived, lost, recovered = resampler.ratios(figures)
-    return StageDiagnosis(
-        stage=lists.stages[number],
-        quota=lists.quotas[number],
-        arrived=arrived,
-        lost=lost,
-        recoverable=recovered,
-        cut=cut_distance(lists, number, resampler, reach=reach),
-        oracle=oracle(lists, perfect, number, resampler),
-        segments=segments.worse,
-        tested=segments.tested,
-        best_segments=segments.better,
     )
 
 
@@ -446,7 +384,7 @@ def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> lis
             "The log has no categorical feature with the id of the user, so that activity of users is unknown and "
             "intervals are over requests"
         )
-    if not lists.complete:
+    if not scores.complete:
         notes.append(
             "The lists hold the best items of the first stage and all relevant items, not all items: agreement of the "
             "first two stages over all items is unknown"

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +23,12 @@ from rankfall._lists import any_order, rank_order, safe_divide
 from rankfall.studies.diagnosis.diagnosis_result import Agreement, CutDistance, LargerQuota, Oracle, Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from rankfall.studies.diagnosis.attributes import Attribute, TruthItems
+    from rankfall.studies.diagnosis.attributes import Attribute
     from rankfall.studies.evaluate import StageScores
     from rankfall.training.cascade_metrics import Resampler
 
@@ -40,8 +41,7 @@ LISTED = 20  # segments of a stage
 LEFT = 0.25  # share of its stake that a segment must keep without the items of the segments above it
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSegments:
+class FoundSegments(NamedTuple):
     """Segments of a stage that differ significantly from all other items, the largest stake first."""
 
     tested: int
@@ -50,23 +50,29 @@ class FoundSegments:
 
 
 def find_segments(
-    lists: FunnelLists, stage: int, truth: TruthItems, attributes: Iterable[Attribute], resampler: Resampler
+    lists: FunnelLists, stage: int, attributes: Iterable[Attribute], resampler: Resampler
 ) -> FoundSegments:
     """Compare the segments of all attributes with all other items that arrived at a stage.
 
     Args:
         lists: The lists.
         stage: Index of the stage.
-        truth: The items of the ground truth.
-        attributes: Their attributes.
+        attributes: Attributes of the ground truth.
         resampler: Draws requests for intervals.
     """
-    at = truth.request, truth.place
-    arrived = lists.arrived[stage].numpy()[at] * truth.weight
-    lost = arrived * ~lists.arrived[stage + 1].numpy()[at]
-    recoverable = lost * lists.would_survive(stage).numpy()[at]
+    truth = lists.truth
+    arrived = truth.arrived[stage] * truth.weight
+    lost = arrived * ~truth.arrived[stage + 1]
+    recoverable = lost * lists.would_survive(stage).numpy()[truth.request, truth.place]
     items = _Items(truth.request, arrived, lost, recoverable, len(lists), resampler)
-    tested = [one for attribute in attributes for one in _test(items, attribute)]
+    tested = []
+    for attribute in attributes:
+        present = np.flatnonzero((arrived > 0) & (attribute.codes >= 0))
+        present = present[attribute.codes[present].argsort(kind="stable")]
+        counts = np.bincount(attribute.codes[present], minlength=len(attribute.labels))
+        for label, chosen in zip(attribute.labels, np.split(present, counts.cumsum()[:-1]), strict=True):
+            if (compared := _compare(items, attribute.name, label, chosen)) is not None:
+                tested.append(compared)
     corrected = benjamini_hochberg([one.p_value for one in tested])
     significant = [(one, p) for one, p in zip(tested, corrected, strict=True) if p <= LEVEL]
     significant.sort(key=lambda entry: -entry[0].stake)
@@ -102,12 +108,6 @@ class _Items:
         """Return the sums ``(R,)`` of the values of some items."""
         return torch.from_numpy(np.bincount(self.request[chosen], values[chosen], minlength=self.requests))
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Items:
-        """Return the same with weight 0 for all but some items."""
-        return replace(
-            self, arrived=self.arrived * chosen, lost=self.lost * chosen, recoverable=self.recoverable * chosen
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Tested:
@@ -121,6 +121,7 @@ class _Tested:
         lost: Weight of those that were lost.
         elsewhere: Share of all other items that was lost.
         recoverable: Share of its lost items that would survive all later stages.
+        stake: What it loses beyond the share of all other items, as far as it would survive all later stages.
         p_value: P-value of the difference to all other items.
     """
 
@@ -131,29 +132,8 @@ class _Tested:
     lost: Tensor
     elsewhere: float
     recoverable: float
+    stake: float
     p_value: float
-
-    @property
-    def name(self) -> str:
-        """Attribute and value."""
-        return f"{self.attribute} = {self.value}"
-
-    @property
-    def stake(self) -> float:
-        """What the segment loses beyond the share of all other items, as far as it would survive later stages."""
-        return float(self.lost.sum() - self.elsewhere * self.arrived.sum()) * self.recoverable
-
-
-def _test(items: _Items, attribute: Attribute) -> Iterator[_Tested]:
-    """Yield the values of an attribute that have enough items."""
-    present = (items.arrived > 0) & (attribute.codes >= 0)
-    order = np.flatnonzero(present)
-    order = order[attribute.codes[order].argsort(kind="stable")]
-    counts = np.bincount(attribute.codes[order], minlength=len(attribute.labels))
-    for code, chosen in enumerate(np.split(order, counts.cumsum()[:-1])):
-        tested = _compare(items, attribute.name, attribute.labels[code], chosen)
-        if tested is not None:
-            yield tested
 
 
 def _compare(items: _Items, attribute: str, value: str, chosen: Ints) -> _Tested | None:
@@ -168,16 +148,11 @@ def _compare(items: _Items, attribute: str, value: str, chosen: Ints) -> _Tested
         return None
     sums = items.resampler.per_unit(torch.stack([lost, arrived, all_lost, all_arrived], -1))
     total = items.lost[chosen].sum()
-    return _Tested(
-        attribute=attribute,
-        value=value,
-        chosen=chosen,
-        arrived=arrived,
-        lost=lost,
-        elsewhere=float((all_lost - lost).sum() / (all_arrived - arrived).sum()),
-        recoverable=float(items.recoverable[chosen].sum() / total) if total > 0 else 1.0,
-        p_value=score_test(*sums.unbind(-1)),
-    )
+    elsewhere = float((all_lost - lost).sum() / (all_arrived - arrived).sum())
+    recoverable = float(items.recoverable[chosen].sum() / total) if total > 0 else 1.0
+    stake = float(lost.sum() - elsewhere * arrived.sum()) * recoverable
+    p_value = score_test(*sums.unbind(-1))
+    return _Tested(attribute, value, chosen, arrived, lost, elsewhere, recoverable, stake, p_value)
 
 
 def score_test(lost: Tensor, arrived: Tensor, all_lost: Tensor, all_arrived: Tensor) -> float:
@@ -211,29 +186,14 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     return [min(1.0, value) for value in corrected.tolist()]
 
 
-def _explanations(items: _Items, segments: Sequence[_Tested], limit: float) -> Iterator[str | None]:
-    """Yield for each segment the one above it that explains it, None if there is none.
+def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]], limit: float) -> list[Segment]:
+    """Return segments with their intervals, computed together, and what explains them.
 
     Args:
         items: All items of the ground truth.
-        segments: Segments that differ significantly, the largest stake first.
-        limit: The largest p-value that is significant.
+        significant: Segments that differ significantly, the largest stake first, with their corrected p-values.
+        limit: The largest p-value before the correction that is significant.
     """
-    free = np.ones(len(items.request), bool)  # items in none of the segments so far that nothing explains
-    shown: list[_Tested] = []
-    for one in segments:
-        left = _compare(items.only(free), one.attribute, one.value, one.chosen) if shown else one
-        if left is None or left.p_value > limit or left.stake / one.stake < LEFT:
-            common = [len(np.intersect1d(one.chosen, other.chosen, assume_unique=True)) for other in shown]
-            yield shown[int(np.argmax(common))].name
-        else:
-            free[one.chosen] = False
-            shown.append(one)
-            yield None
-
-
-def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]], limit: float) -> list[Segment]:
-    """Return segments with their intervals, computed together."""
     if not significant:
         return []
     tested = [one for one, _ in significant]
@@ -242,58 +202,80 @@ def _segments(items: _Items, significant: Sequence[tuple[_Tested, float]], limit
     pairs = [(one.arrived - one.lost, one.arrived) for one in tested]
     pairs += [((one.lost - one.elsewhere * one.arrived) * one.recoverable, one_each) for one in tested]
     estimates = items.resampler.ratios(pairs)
-    kept, stakes = estimates[: len(tested)], estimates[len(tested) :]
     all_arrived, all_lost = items.arrived.sum(), items.lost.sum()
-    return [
-        Segment(
-            attribute=one.attribute,
-            value=one.value,
-            items=len(one.chosen),
-            requests=int((one.arrived > 0).sum()),
-            kept=kept[column],
-            kept_elsewhere=1 - one.elsewhere,
-            share_of_items=float(one.arrived.sum() / all_arrived),
-            share_of_lost=float(one.lost.sum() / all_lost),
-            at_stake=stakes[column],
-            p_value=p_value,
-            explained_by=explained,
+    free = np.ones(len(items.request), bool)  # items in none of the segments so far that nothing explains
+    shown: list[_Tested] = []
+    segments = []
+    for place, (one, p_value) in enumerate(significant):
+        left: _Tested | None = one
+        if shown:
+            rest = replace(
+                items, arrived=items.arrived * free, lost=items.lost * free, recoverable=items.recoverable * free
+            )
+            left = _compare(rest, one.attribute, one.value, one.chosen)
+        explained_by = None
+        if left is None or left.p_value > limit or left.stake / one.stake < LEFT:
+            above = max(shown, key=lambda other: len(np.intersect1d(one.chosen, other.chosen, assume_unique=True)))
+            explained_by = f"{above.attribute} = {above.value}"
+        else:
+            free[one.chosen] = False
+            shown.append(one)
+        segments.append(
+            Segment(
+                attribute=one.attribute,
+                value=one.value,
+                items=len(one.chosen),
+                requests=int((one.arrived > 0).sum()),
+                kept=estimates[place],
+                kept_elsewhere=1 - one.elsewhere,
+                share_of_items=float(one.arrived.sum() / all_arrived),
+                share_of_lost=float(one.lost.sum() / all_lost),
+                at_stake=estimates[len(tested) + place],
+                p_value=p_value,
+                explained_by=explained_by,
+            )
         )
-        for column, ((one, p_value), explained) in enumerate(
-            zip(significant, _explanations(items, tested, limit), strict=True)
-        )
-    ]
+    return segments
 
 
 SEED = 0  # of the order of equal scores
 
 
-@dataclass(frozen=True, slots=True)
+class TruthItems(NamedTuple):
+    """All items of the ground truth.
+
+    Attributes:
+        request: Place ``(M,)`` of the request in the lists.
+        place: Place ``(M,)`` of the item in its list.
+        weight: Share ``(M,)`` of the item in the ground truth of its request.
+        arrived: Whether the item ``(M,)`` arrived at each stage, and whether it survived the last one.
+    """
+
+    request: Ints
+    place: Ints
+    weight: Floats
+    arrived: list[NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, eq=False)
 class FunnelLists:
     """The requests with a relevant item, and what each stage did with them.
 
     Attributes:
-        stages: Names of the stages.
+        scores: Scores of these requests.
+        rows: Their places ``(R,)`` among all requests that were scored.
         quotas: Number of items that each stage keeps.
-        rows: Places ``(R,)`` of these requests among all requests of the scores.
-        scores: Scores ``(R, N)`` of each stage.
-        mask: Real items ``(R, N)``.
         weight: Share ``(R, N)`` of each item in the ground truth of its request, float32; the sum of a request is 1.
         orders: Indices ``(R, N)`` of the items by descending score of each stage; equal scores are in random order.
         arrived: Items ``(R, N)`` that arrived at each stage, and after the last stage those that survived.
-        ranked: Number of items ``(R,)`` that the first stage ranked.
-        complete: Whether the lists hold every item that the first stage ranked.
     """
 
-    stages: list[str]
-    quotas: list[int]
+    scores: StageScores
     rows: Tensor
-    scores: list[Tensor]
-    mask: Tensor
+    quotas: list[int]
     weight: Tensor
     orders: list[Tensor]
     arrived: list[Tensor]
-    ranked: Tensor
-    complete: bool
 
     @classmethod
     def of_scores(cls, collected: StageScores, quotas: Sequence[int]) -> FunnelLists:
@@ -310,22 +292,23 @@ class FunnelLists:
         rows = (total.squeeze(-1) > 0).nonzero().squeeze(-1)
         if not len(rows):
             raise ValueError("diagnosis: no request has a relevant item, so nothing can be lost")
-        mask = collected.mask[rows]
-        scores = [stage[rows] for stage in collected.scores]
+        scores = collected.select(rows)
         generator = torch.Generator().manual_seed(SEED)
-        orders = [_random_order(stage, mask, generator) for stage in scores]
-        return cls(
-            stages=collected.stages,
-            quotas=list(quotas),
-            rows=rows,
-            scores=scores,
-            mask=mask,
-            weight=(collected.truth[rows] / total[rows]).float(),
-            orders=orders,
-            arrived=survivors(orders, mask, quotas),
-            ranked=collected.ranked[rows],
-            complete=collected.complete,
-        )
+        orders = []
+        for stage in scores.scores:  # masked items last
+            shuffle = any_order(torch.rand(stage.shape, generator=generator))
+            order = rank_order(stage.gather(-1, shuffle), scores.mask.gather(-1, shuffle))
+            orders.append(shuffle.gather(-1, order))
+        weight = (scores.truth / total[rows]).float()
+        return cls(scores, rows, list(quotas), weight, orders, survivors(orders, scores.mask, quotas))
+
+    @cached_property
+    def truth(self) -> TruthItems:
+        """All items of the ground truth."""
+        chosen = self.weight > 0
+        request, place = chosen.nonzero(as_tuple=True)
+        arrived = [alive[chosen].numpy() for alive in self.arrived]
+        return TruthItems(request.numpy(), place.numpy(), self.weight[chosen].double().numpy(), arrived)
 
     def __len__(self) -> int:
         """The number of requests with a relevant item."""
@@ -334,10 +317,6 @@ class FunnelLists:
     def recall(self, alive: Tensor) -> Tensor:
         """Return the share ``(R,)`` of the ground truth of each request that is among some items ``(R, N)``."""
         return (self.weight * alive).sum(-1).double()
-
-    def with_quotas(self, quotas: Sequence[int]) -> Tensor:
-        """Return the survivors ``(R, N)`` of the cascade with other quotas."""
-        return survivors(self.orders, self.mask, quotas)[-1]
 
     def ranks(self, stage: int) -> Tensor:
         """Return the rank ``(R, N)`` of each item that arrived at a stage, from 1, among those; 0 for all others."""
@@ -348,13 +327,13 @@ class FunnelLists:
 
         The items that pass the stage now are passed as well, so that an item that they displace may be relevant.
         """
-        would = torch.ones_like(self.mask)
-        for later in range(stage + 1, len(self.stages)):
+        would = self.scores.mask
+        for later in range(stage + 1, len(self.quotas)):
             arrived, order = self.arrived[later], self.orders[later]
             before = arrived.gather(-1, order).cumsum(-1, dtype=torch.int32)
             better = torch.empty_like(before).scatter_(-1, order, before) - arrived.int()
-            would &= better < self.quotas[later]
-        return would & self.mask
+            would = would & (better < self.quotas[later])
+        return would
 
     def perfect_order(self, stage: int) -> Tensor:
         """Return the order of a stage that puts the ground truth first, and leaves the order of all others."""
@@ -383,12 +362,6 @@ def ranks_among(order: Tensor, alive: Tensor) -> Tensor:
     return torch.empty_like(ranks).scatter_(-1, order, ranks)
 
 
-def _random_order(scores: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-    """Return the indices of the items by descending score, equal scores in random order, masked items last."""
-    shuffle = any_order(torch.rand(scores.shape, generator=generator))
-    return shuffle.gather(-1, rank_order(scores.gather(-1, shuffle), mask.gather(-1, shuffle)))
-
-
 FACTORS = (1.25, 1.5, 2.0)  # of larger quotas
 QUANTILES = (10, 25, 50, 75, 90)  # percent
 
@@ -402,58 +375,43 @@ def cut_distance(lists: FunnelLists, stage: int, resampler: Resampler, *, reach:
         resampler: Draws requests for intervals.
         reach: Number of best items of the first stage that incomplete lists hold. Its ranks are known up to here.
     """
-    quota = lists.quotas[stage]
+    quota, ranks = lists.quotas[stage], lists.ranks(stage)
     lost = lists.arrived[stage] & ~lists.arrived[stage + 1] & (lists.weight > 0)
     where, weight = lost.nonzero(as_tuple=True), lists.weight[lost].numpy()
-    ranks = lists.ranks(stage)
-    censored = stage == 0 and not lists.complete
-    known = None if not censored else max(reach or quota, quota) / quota
+    known = None if stage or lists.scores.complete else max(reach or quota, quota) / quota
     multiples = ranks[where].double().numpy() / quota
-    distance = _score_distance(lists, stage)[where].numpy()
+    # score of the last kept item minus that of each item, in deviations of the scores that arrived
+    alive, scores = lists.arrived[stage], lists.scores.scores[stage].double()
+    last = scores.masked_fill(~lists.arrived[stage + 1], torch.inf).amin(-1, keepdim=True)
+    count = alive.sum(-1, keepdim=True).double()
+    mean = (scores * alive).sum(-1, keepdim=True) / count
+    deviation = (((scores - mean) ** 2 * alive).sum(-1, keepdim=True) / count).sqrt()
+    distance = safe_divide(last - scores, deviation)[where].numpy()
+
+    most = lists.quotas[stage - 1] if stage else lists.weight.shape[-1]
+    larger: dict[int, float] = {}  # factors of larger quotas, only as far as ranks are known
+    for factor in FACTORS:
+        more = min(round(quota * factor), most)
+        if more > quota and (known is None or more <= known * quota):
+            larger.setdefault(more, factor)
+    now, lost_weight = lists.recall(lists.arrived[-1]), lists.weight * lost
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for more in larger:
+        quotas = [*lists.quotas[:stage], more, *lists.quotas[stage + 1 :]]
+        recall = lists.recall(survivors(lists.orders, lists.scores.mask, quotas)[-1])
+        one = torch.ones_like(recall)
+        pairs += [((lost_weight * (ranks <= more)).sum(-1), lost_weight.sum(-1)), (recall, one), (recall - now, one)]
+    found = iter(resampler.ratios(pairs) if pairs else [])
     return CutDistance(
         items=len(weight),
         requests=int(lost.any(-1).sum()),
         rank_over_quota=quantiles(multiples if known is None else np.minimum(multiples, known), weight),
         known_up_to=known,
         score_distance=quantiles(distance, weight),
-        larger_quotas=_larger_quotas(lists, stage, known, ranks, lost, resampler),
+        larger_quotas=[
+            LargerQuota(factor, more, next(found), next(found), next(found)) for more, factor in larger.items()
+        ],
     )
-
-
-def _score_distance(lists: FunnelLists, stage: int) -> Tensor:
-    """Return the score of the last kept item minus that of each item, in deviations of the scores that arrived."""
-    alive, scores = lists.arrived[stage], lists.scores[stage].double()
-    last = scores.masked_fill(~lists.arrived[stage + 1], torch.inf).amin(-1, keepdim=True)
-    count = alive.sum(-1, keepdim=True).double()
-    mean = (scores * alive).sum(-1, keepdim=True) / count
-    deviation = (((scores - mean) ** 2 * alive).sum(-1, keepdim=True) / count).sqrt()
-    return safe_divide(last - scores, deviation)
-
-
-def _larger(lists: FunnelLists, stage: int, known: float | None) -> dict[int, float]:
-    """Return larger quotas and their factors: at most the quota before, and only as far as ranks are known."""
-    quota = lists.quotas[stage]
-    most = lists.quotas[stage - 1] if stage else lists.mask.shape[-1]
-    found: dict[int, float] = {}
-    for factor in FACTORS:
-        larger = min(round(quota * factor), most)
-        if larger > quota and (known is None or larger <= known * quota):
-            found.setdefault(larger, factor)
-    return found
-
-
-def _larger_quotas(
-    lists: FunnelLists, stage: int, known: float | None, ranks: Tensor, lost: Tensor, resampler: Resampler
-) -> list[LargerQuota]:
-    now, weight = lists.recall(lists.arrived[-1]), lists.weight * lost
-    pairs: list[tuple[Tensor, Tensor]] = []
-    quotas = _larger(lists, stage, known)
-    for quota in quotas:
-        recall = lists.recall(lists.with_quotas([*lists.quotas[:stage], quota, *lists.quotas[stage + 1 :]]))
-        one = torch.ones_like(recall)
-        pairs += [((weight * (ranks <= quota)).sum(-1), weight.sum(-1)), (recall, one), (recall - now, one)]
-    found = iter(resampler.ratios(pairs) if pairs else [])
-    return [LargerQuota(factor, quota, next(found), next(found), next(found)) for quota, factor in quotas.items()]
 
 
 def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Resampler) -> Oracle:
@@ -468,7 +426,9 @@ def oracle(lists: FunnelLists, perfect: list[Tensor], stage: int, resampler: Res
     one = [perfect[at] if at == stage else order for at, order in enumerate(lists.orders)]
     others = [order if at == stage else perfect[at] for at, order in enumerate(lists.orders)]
     now = lists.recall(lists.arrived[-1])
-    perfected, alone = (lists.recall(survivors(orders, lists.mask, lists.quotas)[-1]) for orders in (one, others))
+    perfected, alone = (
+        lists.recall(survivors(orders, lists.scores.mask, lists.quotas)[-1]) for orders in (one, others)
+    )
     return Oracle(*resampler.means([perfected, perfected - now, alone]))
 
 
@@ -503,7 +463,7 @@ def agreement(lists: FunnelLists, stage: int, resampler: Resampler) -> Agreement
     several = count > 1
     pairs = [(correlation * several, several), (same * drops, second * drops)]
     wanted_chance = None
-    if lists.complete or stage > 0:
+    if lists.scores.complete or stage > 0:
         wants = (ranks_among(lists.orders[stage + 1], before) <= second) & before
         arrived = before.sum(-1).double()
         chosen = arrived > first  # the first stage drops something
@@ -511,7 +471,7 @@ def agreement(lists: FunnelLists, stage: int, resampler: Resampler) -> Agreement
         wanted_chance = _mean(first / arrived.clamp(min=1), chosen)
     estimates = resampler.ratios(pairs)
     return Agreement(
-        stages=(lists.stages[stage], lists.stages[stage + 1]),
+        stages=(lists.scores.stages[stage], lists.scores.stages[stage + 1]),
         quotas=(first, second),
         correlation=estimates[0],
         overlap=estimates[1],

@@ -5,28 +5,35 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import torch
 
 from rankfall._errors import did_you_mean
 from rankfall._lists import safe_divide
-from rankfall.data import ImpressionLog
 from rankfall.storage.disk import make_directory
-from rankfall.studies.evaluate import scores_of_run
-from rankfall.studies.plan.plan_result import PLAN, ChosenQuotas, CurrentQuotas, GridPoint, PlanResult, StageCost
+from rankfall.studies.evaluate import Measuring, scores_of_run
+from rankfall.studies.plan.plan_result import (
+    PLAN,
+    ChosenQuotas,
+    CurrentQuotas,
+    FrontPoint,
+    GridPoint,
+    PlanResult,
+    StageCost,
+)
 from rankfall.studies.plan.quota_search import (
-    PricedLists,
     best_for_budget,
     cheapest_for_value,
     default_reach,
     make_grid,
     pareto,
     quota_tuples,
+    search,
 )
 from rankfall.training.cascade_loaders import measuring_loader
-from rankfall.training.cascade_metrics import ListFigures, user_feature, user_numbers
+from rankfall.training.cascade_metrics import ListFigures, Resampler, user_feature, user_numbers
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.measured_lists import short_lists
@@ -36,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from rankfall.data import ImpressionLog
     from rankfall.studies.evaluate import StageScores
-    from rankfall.studies.plan.plan_result import FrontPoint
     from rankfall.studies.plan.quota_search import Floats, Rows
 
     OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
@@ -51,7 +58,7 @@ DEFAULTS = (
     "ranks all items whatever the quotas are, is not counted"
 )
 EXPECTED = "a number with or without one of the units s, ms, us, ns"
-_NUMBER = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)", re.IGNORECASE)
+_NUMBER = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)", re.IGNORECASE)
 
 
 def parse_costs(words: Sequence[str], stages: Sequence[str]) -> tuple[list[StageCost], Unit]:
@@ -74,15 +81,20 @@ def parse_costs(words: Sequence[str], stages: Sequence[str]) -> tuple[list[Stage
     units: set[Unit] = set()
     problems: list[str] = []
     for word in (part.strip() for one in words for part in one.split(",")):
-        try:
-            cost, used = _parse_word(word, stages)
-        except ValueError as error:
-            problems.append(str(error))
-            continue
-        if cost.stage in costs:
-            problems.append(f"found {cost.stage} twice")
-        costs[cost.stage] = cost
-        units |= used
+        stage, equals, text = word.partition("=")
+        numbers = [number for part in text.split("+") if (number := parse_cost(part)) is not None]
+        if not equals:
+            problems.append(f"found {word!r}, expected STAGE=COST such as {stages[-1]}=2us")
+        elif stage not in stages:
+            hint = did_you_mean(stage, stages)
+            problems.append(f"found the stage {stage!r}, expected one of {', '.join(stages)}{hint}")
+        elif len(numbers) != text.count("+") + 1 or len(numbers) > 2:
+            problems.append(f"found {word!r}, expected {stage}=COST or {stage}=FIXED+COST, each {EXPECTED}")
+        elif stage in costs:
+            problems.append(f"found {stage} twice")
+        else:
+            costs[stage] = StageCost(stage, numbers[0][0] if len(numbers) == 2 else 0.0, numbers[-1][0])
+            units |= {unit for value, unit in numbers if value}
     missing = [stage for stage in stages if stage not in costs]
     if missing and not problems:
         problems.append(f"found none for {', '.join(missing)}, expected one for each of {', '.join(stages)}")
@@ -93,21 +105,6 @@ def parse_costs(words: Sequence[str], stages: Sequence[str]) -> tuple[list[Stage
     return [costs[stage] for stage in stages], next(iter(units), "units")
 
 
-def _parse_word(word: str, stages: Sequence[str]) -> tuple[StageCost, set[Unit]]:
-    """Return the cost of one stage, and the kinds of units in it; 0 has none."""
-    stage, equals, text = word.partition("=")
-    if not equals:
-        raise ValueError(f"found {word!r}, expected STAGE=COST such as {stages[-1]}=2us")
-    if stage not in stages:
-        raise ValueError(f"found the stage {stage!r}, expected one of {', '.join(stages)}{did_you_mean(stage, stages)}")
-    parts = [parse_cost(part) for part in text.split("+")]
-    numbers = [part for part in parts if part is not None]
-    if len(numbers) < len(parts) or len(parts) > 2:
-        raise ValueError(f"found {word!r}, expected {stage}=COST or {stage}=FIXED+COST, each {EXPECTED}")
-    fixed = numbers[0][0] if len(numbers) == 2 else 0.0
-    return StageCost(stage, fixed, numbers[-1][0]), {unit for value, unit in numbers if value}
-
-
 def parse_cost(text: str) -> tuple[float, Unit] | None:
     """Return a cost and its kind of unit, or None if the text is no cost.
 
@@ -115,16 +112,9 @@ def parse_cost(text: str) -> tuple[float, Unit] | None:
     ((0.0015, 's'), (30.0, 'units'), None)
     """
     match = _NUMBER.fullmatch(text.strip())
-    if match is None:
+    if match is None or (unit := match[2].lower()) not in ("", *SECONDS):
         return None
-    unit = match[2].lower()
-    if unit and unit not in SECONDS:
-        return None
-    try:
-        value = float(match[1])
-    except ValueError:  # several points
-        return None
-    return (value * SECONDS[unit], "s") if unit else (value, "units")
+    return (float(match[1]) * SECONDS[unit], "s") if unit else (float(match[1]), "units")
 
 
 def parse_budget(text: str, unit: Unit) -> float:
@@ -140,24 +130,6 @@ def parse_budget(text: str, unit: Unit) -> float:
         expected = "a time such as 5ms" if unit == "s" else "a number without a unit, as the costs have none"
         raise ValueError(f"budget: found {text!r}, expected {expected}")
     return parsed[0]
-
-
-def default_costs(kinds: Mapping[str, str]) -> list[StageCost]:
-    """Return costs of items by the kind of model of each stage, in items of a small network.
-
-    The first stage ranks all items whatever the quotas are. It costs nothing here, or else it would hide what the
-    quotas decide.
-
-    Args:
-        kinds: Kinds of models by stage, in the order of the cascade.
-
-    >>> [cost.per_item for cost in default_costs({"retrieval": "two_tower", "preranking": "mlp", "ranking": "din"})]
-    [0.0, 1.0, 4.0]
-    """
-    return [
-        StageCost(stage, 0.0, MODEL_COSTS.get(kind, 1.0) if place else 0.0)
-        for place, (stage, kind) in enumerate(kinds.items())
-    ]
 
 
 def show_cost(value: float, unit: str) -> str:
@@ -187,8 +159,21 @@ class Costs:
 
     @classmethod
     def defaults(cls, kinds: Mapping[str, str]) -> Costs:
-        """Return the default costs of the kinds of models of all stages."""
-        return cls(default_costs(kinds), "items", "defaults")
+        """Return costs of items by the kind of model of each stage, in items of a small network.
+
+        The first stage ranks all items whatever the quotas are. It costs nothing here, or else it would hide what the
+        quotas decide.
+
+        Args:
+            kinds: Kinds of models by stage, in the order of the cascade.
+
+        >>> stages = Costs.defaults({"retrieval": "two_tower", "preranking": "mlp", "ranking": "din"}).stages
+        >>> [cost.per_item for cost in stages]
+        [0.0, 1.0, 4.0]
+        """
+        per_item = [MODEL_COSTS.get(kind, 1.0) for kind in kinds.values()]
+        stages = [StageCost(stage, 0.0, cost) for stage, cost in zip(kinds, [0.0, *per_item[1:]], strict=True)]
+        return cls(stages, "items", "defaults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +219,6 @@ def plan_quotas(
     """
     target = target or Target()
     tried = _make_grid(scores, current, grid or {}, reach)
-    lists = PricedLists(scores, weight_of(scores, metric), costs.stages, users)
     combined = quota_tuples(tried)
     if not combined:
         shown = ", ".join(f"{stage}={','.join(map(str, quotas))}" for stage, quotas in tried.items())
@@ -247,13 +231,43 @@ def plan_quotas(
         on_step("quotas", done := done + count, len(scores))
 
     on_step("quotas", 0, len(scores))
-    priced = _Priced(choices, *lists.price(choices, on_requests), choices.index(tuple(current)), metric, costs.unit)
-    chosen, reason = priced.choose(target)
+    weight = weight_of(scores, metric)
+    defined = weight.sum(1) > 0
+    outcomes = search(scores, weight, choices, on_requests=on_requests)
+    value, kept = outcomes.values / defined.sum(), outcomes.kept / len(scores)
+    ranked = float(scores.ranked.double().mean())
+    entered = np.hstack([np.full((len(choices), 1), ranked), kept[:, :-1]])  # mean number of items, by stage
+    fixed, per_item, per_kept = np.array([(one.fixed, one.per_item, one.per_kept) for one in costs.stages]).T
+    stage_costs = fixed + per_item * entered + per_kept * kept
+    cost, now = stage_costs.sum(1), choices.index(tuple(current))
+
+    def shown_quotas(place: int) -> str:
+        return f"quotas {', '.join(map(str, choices[place]))} at {show_cost(cost[place], costs.unit)}"
+
+    chosen, reason = _choose(target, cost, value, now, metric, costs.unit, shown_quotas)
     on_step("intervals", 0, None)
-    front = pareto(priced.cost, priced.value)
-    places = list(dict.fromkeys([*front, priced.current, chosen]))
-    found = lists.measure([choices[place] for place in places])
-    points = {place: found.quota_point(number) for number, place in enumerate(places)}
+    front = pareto(cost, value)
+    places = list(dict.fromkeys([*front, now, chosen]))
+    values = search(scores, weight, [choices[place] for place in places], per_request=True).values[:, defined]
+    # all rows have the same resamples, so that the interval of a difference is that of a paired comparison
+    resampler = Resampler(None if users is None else torch.from_numpy(users[defined]))
+    estimates = resampler.means(torch.from_numpy(values).unbind())
+    points = {
+        place: FrontPoint(
+            quotas=list(choices[place]),
+            cost=float(cost[place]),
+            stage_costs=stage_costs[place].tolist(),
+            entered=entered[place].tolist(),
+            value=estimate,
+        )
+        for place, estimate in zip(places, estimates, strict=True)
+    }
+    difference = values[places.index(chosen)] - values[places.index(now)]
+    grid_points = [GridPoint(list(choices[at]), float(cost[at]), float(value[at])) for at in range(len(choices))]
+    better = (cost <= cost[now]) & (value >= value[now]) & ((cost < cost[now]) | (value > value[now]))
+    best, cheapest = best_for_budget(cost, value, cost[now]), cheapest_for_value(cost, value, value[now])
+    assert best is not None  # the current quotas themselves, at least
+    assert cheapest is not None
     return PlanResult(
         run=run,
         split=split,
@@ -261,20 +275,20 @@ def plan_quotas(
         stages=scores.stages,
         requests=len(scores),
         resampled="requests" if users is None else "users",
-        undefined=len(scores) - int(lists.defined.sum()),
-        entered=lists.ranked,
+        undefined=len(scores) - int(defined.sum()),
+        entered=ranked,
         unit=costs.unit,
         cost_source=costs.source,
         costs=costs.stages,
         grid=tried,
-        points=[priced.point(place) for place in range(len(choices))],
+        points=grid_points,
         front=[points[place] for place in front],
-        current=priced.describe_current(points[priced.current]),
+        current=CurrentQuotas(points[now], bool(better.any()), grid_points[best], grid_points[cheapest]),
         chosen=ChosenQuotas(
             point=points[chosen],
             reason=reason,
-            difference=found.difference(places.index(chosen), places.index(priced.current)),
-            cost_ratio=float(priced.cost[chosen] / priced.cost[priced.current]),
+            difference=resampler.means([torch.from_numpy(difference)])[0],
+            cost_ratio=float(cost[chosen] / cost[now]),
             train_overrides=[f"stages.{place}.quota={quota}" for place, quota in enumerate(choices[chosen])],
             export_options=[
                 f"--quota {stage}={quota}" for stage, quota in zip(scores.stages, choices[chosen], strict=True)
@@ -282,8 +296,41 @@ def plan_quotas(
         ),
         budget=target.budget,
         target=target.value,
-        warnings=_warnings(costs),
+        warnings=[f"no costs were given: {DEFAULTS}; give --cost, or measure with --bundle"]
+        if costs.source == "defaults"
+        else [],
     )
+
+
+def _choose(
+    target: Target,
+    cost: Floats,
+    value: Floats,
+    now: int,
+    metric: str,
+    unit: Unit,
+    shown_quotas: Callable[[int], str],
+) -> tuple[int, str]:
+    """Return the place of the best choice for a target, and the rule that chose it; `now` is that of the run."""
+    if target.value is not None:
+        place = cheapest_for_value(cost, value, target.value)
+        if place is None:
+            best = int(value.argmax())
+            raise ValueError(
+                f"recall: found {target.value:g}, expected at most {value[best]:.4f}, the largest "
+                f"{metric} of the grid, for {shown_quotas(best)}"
+            )
+        return place, f"cheapest quotas with {metric} of at least {target.value:g}"
+    budget = float(cost[now]) if target.budget is None else target.budget
+    place = best_for_budget(cost, value, budget)
+    if place is None:
+        least = pareto(cost, value)[0]
+        raise ValueError(
+            f"budget: found {show_cost(budget, unit)}, expected at least the cost of the cheapest quotas of "
+            f"the grid, {shown_quotas(least)}, which have {metric} {value[least]:.4f}"
+        )
+    what = "the cost of the current quotas, " if target.budget is None else ""
+    return place, f"best {metric} for at most {what}{show_cost(budget, unit)}"
 
 
 def weight_of(scores: StageScores, metric: Metric) -> Floats:
@@ -324,60 +371,6 @@ def _make_grid(
     return tried
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Priced:
-    """All choices of quotas with their costs and values; `current` is the place of the quotas of the run."""
-
-    choices: list[tuple[int, ...]]
-    cost: Floats
-    value: Floats
-    current: int
-    metric: str
-    unit: Unit
-
-    def point(self, place: int) -> GridPoint:
-        return GridPoint(list(self.choices[place]), float(self.cost[place]), float(self.value[place]))
-
-    def choose(self, target: Target) -> tuple[int, str]:
-        """Return the place of the best choice for a target, and the rule that chose it."""
-        if target.value is not None:
-            place = cheapest_for_value(self.cost, self.value, target.value)
-            if place is None:
-                best = int(self.value.argmax())
-                raise ValueError(
-                    f"recall: found {target.value:g}, expected at most {self.value[best]:.4f}, the largest "
-                    f"{self.metric} of the grid, for {self._shown(best)}"
-                )
-            return place, f"cheapest quotas with {self.metric} of at least {target.value:g}"
-        budget = float(self.cost[self.current]) if target.budget is None else target.budget
-        place = best_for_budget(self.cost, self.value, budget)
-        if place is None:
-            least = pareto(self.cost, self.value)[0]
-            raise ValueError(
-                f"budget: found {show_cost(budget, self.unit)}, expected at least the cost of the cheapest quotas of "
-                f"the grid, {self._shown(least)}, which have {self.metric} {self.value[least]:.4f}"
-            )
-        what = "the cost of the current quotas, " if target.budget is None else ""
-        return place, f"best {self.metric} for at most {what}{show_cost(budget, self.unit)}"
-
-    def describe_current(self, point: FrontPoint) -> CurrentQuotas:
-        cost, value = self.cost[self.current], self.value[self.current]
-        better = (self.cost <= cost) & (self.value >= value) & ((self.cost < cost) | (self.value > value))
-        best, cheapest = best_for_budget(self.cost, self.value, cost), cheapest_for_value(self.cost, self.value, value)
-        assert best is not None  # the current quotas themselves, at least
-        assert cheapest is not None
-        return CurrentQuotas(point, bool(better.any()), self.point(best), self.point(cheapest))
-
-    def _shown(self, place: int) -> str:
-        return f"quotas {', '.join(map(str, self.choices[place]))} at {show_cost(self.cost[place], self.unit)}"
-
-
-def _warnings(costs: Costs) -> list[str]:
-    if costs.source != "defaults":
-        return []
-    return [f"no costs were given: {DEFAULTS}; give --cost, or measure with --bundle"]
-
-
 def current_quotas(run_dir: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, int]:
     """Return the quota of each stage of a run.
 
@@ -391,6 +384,10 @@ def current_quotas(run_dir: Path, overrides: Sequence[str] = (), *, trust: bool 
     """
     config = with_evaluation_overrides(read_config_as(CascadeConfig, run_dir, trust=trust), overrides)
     assert isinstance(config, CascadeConfig)
+    return _quotas(config)
+
+
+def _quotas(config: CascadeConfig) -> dict[str, int]:
     return {stage.name: stage.quota for stage in config.stages}
 
 
@@ -407,13 +404,9 @@ def plan_run(
     target: Target | None = None,
     metric: Metric = "joint_recall",
     grid: Mapping[str, Sequence[int]] | None = None,
-    data: str | None = None,
-    overrides: Sequence[str] = (),
     out: Path | None = None,
-    trust: bool = False,
-    on_impressions: Callable[[int, int], None] = lambda count, of: None,
-    on_notice: Callable[[str], None] = lambda text: None,
     on_step: OnStep = lambda step, done, total: None,
+    **measuring: Unpack[Measuring],
 ) -> PlanResult:
     """Plan the quotas of a run's best checkpoint, and write ``plan.json``.
 
@@ -424,53 +417,46 @@ def plan_run(
         target: What to plan for. Default: the best value for the cost of the current quotas.
         metric: What to plan: ``"joint_recall"`` or ``"joint_value"``.
         grid: Quotas to try, by stage.
-        data: Directory of the log, if it was moved.
-        overrides: ``key=value`` strings that change what is measured, such as ``"data.length=all"``. With
-            ``stages.0.quota=50`` the current quota is 50.
         out: Directory of ``plan.json``. Default: the run directory.
-        trust: Import the code that the configuration of the run names; see :mod:`rankfall.storage.trust`.
-        on_impressions: Called with the number of impressions scored since the last call, and of all.
-        on_notice: Called with each note about the log.
         on_step: Receives the current step of planning, the number of its finished units and their total.
+        measuring: See :class:`~rankfall.studies.evaluate.Measuring`. With the override ``stages.0.quota=50`` the
+            current quota is 50.
 
     Raises:
         ValueError: The run, the grid and the target do not fit together; see
             :func:`~rankfall.studies.plan.plan_quotas.plan_quotas`.
     """
-    current = current_quotas(run_dir, overrides, trust=trust)
-    # Lists over all items hold as many as the largest quota of the first stage, so that all quotas are exact.
-    reach = max(next(iter(current.values())), largest_quotas(current, grid or {})[0])
-    config, scores = scores_of_run(
-        run_dir,
-        split,
-        data=data,
-        overrides=overrides,
-        reach=reach,
-        trust=trust,
-        on_impressions=on_impressions,
-        on_notice=on_notice,
-    )
-    log = ImpressionLog.load(data or config.data.path)
+
+    def reach(config: CascadeConfig) -> int:
+        # Lists over all items hold as many as the largest quota of the first stage, so that all quotas are exact.
+        current = _quotas(config)
+        return max(next(iter(current.values())), largest_quotas(current, grid or {})[0])
+
+    config, scores, log = scores_of_run(run_dir, split, reach=reach, **measuring)
     result = plan_quotas(
         scores,
-        current=list(current.values()),
+        current=list(_quotas(config).values()),
         costs=costs,
         target=target,
         metric=metric,
         grid=grid,
-        reach=reach,
+        reach=reach(config),
         users=_users(log, scores),
         run=run_dir.name,
         split=split,
         on_step=on_step,
     )
     loader = measuring_loader(log, config, config.data.days("test"))
-    catalogue, short = loader.catalogue_size(), short_lists(loader)
+    catalogue, short, ranked = loader.catalogue_size(), short_lists(loader), scores.ranked
+    lists = None
+    if catalogue is not None:
+        all_items = config.data.length == "all"
+        lists = ListFigures(float(ranked.double().mean()), int(ranked.max()), catalogue, all_items)
     result = replace(
         result,
-        lists=None if catalogue is None else _list_figures(scores, catalogue, all_items=config.data.length == "all"),
+        lists=lists,
         warnings=[*result.warnings, *([short] if short else [])],
-        overrides=[word for word in overrides if not word.partition("=")[0].endswith(".quota")],
+        overrides=[word for word in measuring.get("overrides", ()) if not word.partition("=")[0].endswith(".quota")],
     )
     directory = out or run_dir
     make_directory(directory)
@@ -488,8 +474,3 @@ def _users(log: ImpressionLog, scores: StageScores) -> Rows | None:
     for day in dict.fromkeys(scores.days):
         ids[days == day] = log.days[day].table()[f"user.{feature}"].to_numpy()[rows[days == day]]
     return user_numbers(torch.from_numpy(ids)).numpy()
-
-
-def _list_figures(scores: StageScores, catalogue: int, *, all_items: bool) -> ListFigures:
-    ranked = scores.ranked
-    return ListFigures(float(ranked.double().mean()), int(ranked.max()), catalogue, all_items)

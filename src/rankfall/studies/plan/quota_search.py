@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ import numpy as np
 import torch
 
 from rankfall._errors import did_you_mean
-from rankfall.studies.plan.plan_result import FrontPoint
-from rankfall.training.cascade_metrics import Resampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.studies.evaluate import StageScores
-    from rankfall.studies.plan.plan_result import StageCost
-    from rankfall.training.cascade_metrics import Estimate
 
     Floats = NDArray[np.float64]
-    Counts = NDArray[np.signedinteger[Any]]
     Rows = NDArray[np.int64]
 
 SEED = 0  # of the order of items with equal scores, as in metrics.funnel
@@ -78,37 +73,27 @@ def search(
         block: Number of items to process at once.
         on_requests: Called with the number of requests of each block.
     """
-    tree = _tree(choices)
-    requests, length = scores.mask.shape
-    outcomes = Outcomes(
-        np.zeros((len(choices), requests) if per_request else len(choices)),
-        np.zeros((len(choices), len(scores.stages))),
-    )
-    reach = min(length, max(tree))
-    step = max(1, block // length)
-    for start in range(0, requests, step):
-        some = slice(start, min(requests, start + step))
-        lists = _SortedLists(scores, weight, some, reach)
-        _Visit(lists, outcomes, some if per_request else None).run(tree)
-        on_requests(some.stop - some.start)
-    return outcomes
-
-
-def _tree(choices: Sequence[Sequence[int]]) -> dict[int, Any]:
-    """Return choices as nested dictionaries, quota by quota; the innermost values are places in `choices`."""
-    tree: dict[int, Any] = {}
+    tree: dict[int, Any] = {}  # choices quota by quota; the innermost values are places in `choices`
     for place, quotas in enumerate(choices):
         branch = tree
         for quota in quotas[:-1]:
             branch = branch.setdefault(quota, {})
         branch.setdefault(quotas[-1], []).append(place)
-    return tree
+    requests, length = scores.mask.shape
+    outcomes = Outcomes(
+        np.zeros((len(choices), requests) if per_request else len(choices)),
+        np.zeros((len(choices), len(scores.stages))),
+    )
+    step = max(1, block // length)
+    for start in range(0, requests, step):
+        some = slice(start, min(requests, start + step))
+        lists = _Block(scores, weight, some, min(length, max(tree)), outcomes, per_request=per_request)
+        lists.visit(0, lists.real, tree)
+        on_requests(some.stop - some.start)
+    return outcomes
 
 
-# --- sorted lists -------------------------------------------------------------------------------------------------
-
-
-class _SortedLists:
+class _Block:
     """Lists of a block in the order of each stage. Only the `reach` best items of the first stage are held.
 
     Attributes:
@@ -120,45 +105,66 @@ class _SortedLists:
         weight: Its weight.
     """
 
-    def __init__(self, stored: StageScores, weight: Floats, some: slice, reach: int) -> None:
+    def __init__(
+        self, stored: StageScores, weight: Floats, some: slice, reach: int, outcomes: Outcomes, *, per_request: bool
+    ) -> None:
+        self.outcomes, self.single = outcomes, some if per_request else None
         mask = stored.mask[some].numpy()
         scores = [stage[some].numpy() for stage in stored.scores]
         self.requests = len(mask)
-        ties = _Ties((len(mask), len(scores), mask.shape[1]))
-        first = _order(scores[0], mask, partial(ties.keys, 0))[:, :reach]
+
+        @cache
+        def ties() -> Floats:  # keys that order items with equal scores: those that rankfall.metrics.funnel draws
+            generator = torch.Generator().manual_seed(SEED)
+            shape = (len(mask), len(scores), mask.shape[1])
+            return torch.rand(shape, generator=generator, dtype=torch.double).numpy()
+
+        def ties_of_first(stage: int) -> Floats:
+            return np.take_along_axis(ties()[:, stage], first, 1)
+
+        first = _order(scores[0], mask, lambda: ties()[:, 0])[:, :reach]
         real = np.take_along_axis(mask, first, 1)
         place = np.broadcast_to(np.arange(reach), first.shape)  # of each item in the order of the stage
         self.arrival: list[NDArray[np.int64]] = []
         for stage in range(1, len(scores)):
             own = np.where(real, np.take_along_axis(scores[stage], first, 1), np.nan)
-            order = _order(own, real, partial(ties.keys, stage, first))
-            self.arrival.append(self._flat(np.take_along_axis(place, order, 1)))
+            order = _order(own, real, partial(ties_of_first, stage))
+            flat = np.take_along_axis(place, order, 1) * self.requests + np.arange(self.requests)[:, None]
+            self.arrival.append(np.ascontiguousarray(flat.T))
             place = np.empty_like(order)
             np.put_along_axis(place, order, np.broadcast_to(np.arange(reach), order.shape), 1)
-        self.real = _by_place(real)
+        self.real = np.ascontiguousarray(real.T)
         own_weight = np.take_along_axis(weight[some], first, 1)
         self.request, item = np.nonzero(own_weight * real)
         self.weight = own_weight[self.request, item]
         self.relevant = place[self.request, item] * self.requests + self.request
+        dtype = np.int32 if len(self.real) >= np.iinfo(np.int16).max else np.int16
+        self.dtype = np.dtype(dtype)
+        self.dropped = int(np.iinfo(dtype).max)  # rank of an item that was dropped
 
-    def _flat(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return _by_place(places * self.requests + np.arange(self.requests)[:, None])
-
-
-class _Ties:
-    """Random keys that order items with equal scores: those that :func:`rankfall.metrics.funnel` draws."""
-
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self._shape = shape
-        self._keys: Floats | None = None
-
-    def keys(self, stage: int, items: NDArray[np.int64] | None = None) -> Floats:
-        """Return the keys of all items, or of some items of each list."""
-        if self._keys is None:
-            generator = torch.Generator().manual_seed(SEED)
-            self._keys = torch.rand(self._shape, generator=generator, dtype=torch.double).numpy()
-        keys = self._keys[:, stage]
-        return keys if items is None else np.take_along_axis(keys, items, 1)
+    def visit(self, stage: int, alive: NDArray[np.bool_], tree: dict[int, Any], kept: tuple[float, ...] = ()) -> None:
+        """Add the outcomes of all quotas of a stage for the items that arrive, in the order of the stage."""
+        last = stage == len(self.arrival)
+        count = np.empty(alive.shape, self.dtype)
+        count[0] = alive[0]
+        ones = alive.view(np.int8)
+        for place in range(1, len(alive)):  # faster than accumulate, which converts each element
+            np.add(count[place - 1], ones[place], out=count[place])
+        places = self.relevant if last else self.arrival[stage]
+        rank = np.where(alive.ravel()[places], count.ravel()[places], self.dropped)
+        for wanted, branch in tree.items():
+            quota = min(wanted, self.dropped - 1)
+            left = float(np.minimum(count[-1], quota).sum(dtype=np.int64))
+            survives = rank <= quota
+            if not last:
+                self.visit(stage + 1, survives, branch, (*kept, left))
+                continue
+            self.outcomes.kept[branch] += (*kept, left)
+            if self.single is None:
+                self.outcomes.values[branch] += self.weight @ survives
+            else:
+                values = np.bincount(self.request, self.weight * survives, minlength=self.requests)
+                self.outcomes.values[branch, self.single] = values
 
 
 def _order(scores: NDArray[np.float32], mask: NDArray[np.bool_], keys: Callable[[], Floats]) -> NDArray[np.int64]:
@@ -173,62 +179,6 @@ def _order(scores: NDArray[np.float32], mask: NDArray[np.bool_], keys: Callable[
     if tied.any():
         order[tied] = np.lexsort((keys()[tied], descending[tied]))
     return order
-
-
-def _by_place(array: NDArray[Any]) -> NDArray[Any]:
-    """Return ``(requests, places)`` as ``(places, requests)``."""
-    return np.ascontiguousarray(array.T)
-
-
-# --- running counts -----------------------------------------------------------------------------------------------
-
-
-class _Visit:
-    """Adds the outcomes of a block of lists: each quota of a stage once for each choice of the quotas before it."""
-
-    def __init__(self, lists: _SortedLists, outcomes: Outcomes, single: slice | None) -> None:
-        self._lists = lists
-        self._outcomes = outcomes
-        self._single = single
-        self._last = len(lists.arrival)
-        wide = len(lists.real) >= np.iinfo(np.int16).max
-        self._dtype = np.dtype(np.int32 if wide else np.int16)
-        self._dropped = int(np.iinfo(np.int32 if wide else np.int16).max)  # rank of an item that was dropped
-
-    def run(self, tree: dict[int, Any]) -> None:
-        self._stage(0, self._lists.real, tree, ())
-
-    def _stage(self, stage: int, alive: NDArray[np.bool_], tree: dict[int, Any], kept: tuple[float, ...]) -> None:
-        """Visit all quotas of a stage for the items that arrive, in the order of the stage."""
-        count = self._running_count(alive)
-        last = stage == self._last
-        places = self._lists.relevant if last else self._lists.arrival[stage]
-        rank = np.where(alive.ravel()[places], count.ravel()[places], self._dropped)
-        for wanted, branch in tree.items():
-            quota = min(wanted, self._dropped - 1)
-            left = float(np.minimum(count[-1], quota).sum(dtype=np.int64))
-            if last:
-                self._add(branch, rank <= quota, (*kept, left))
-            else:
-                self._stage(stage + 1, rank <= quota, branch, (*kept, left))
-
-    def _add(self, choices: list[int], survives: NDArray[np.bool_], kept: tuple[float, ...]) -> None:
-        """Add the outcome of a block, of whose items with a weight some survive."""
-        lists, outcomes = self._lists, self._outcomes
-        outcomes.kept[choices] += kept
-        if self._single is None:
-            outcomes.values[choices] += lists.weight @ survives
-        else:
-            weight = lists.weight * survives
-            outcomes.values[choices, self._single] = np.bincount(lists.request, weight, minlength=lists.requests)
-
-    def _running_count(self, alive: NDArray[np.bool_]) -> Counts:
-        count: Counts = np.empty(alive.shape, self._dtype)
-        count[0] = alive[0]
-        ones = alive.view(np.int8)
-        for place in range(1, len(alive)):  # faster than accumulate, which converts each element
-            np.add(count[place - 1], ones[place], out=count[place])
-        return count
 
 
 MOST_TUPLES = 1000  # of a grid that is not given
@@ -293,7 +243,8 @@ def make_grid(
         else:
             low, high = current[-1], max(quota, min(default_reach(quota), limit))
             steps = np.geomspace(low, high, count) if low < high else [quota]
-            grid[stage] = sorted({quota, *(_round(step) for step in steps)})
+            # with two digits other than 0
+            grid[stage] = sorted({quota, *(int(float(f"{step:.2g}")) for step in steps)})
     return grid
 
 
@@ -329,122 +280,3 @@ def cheapest_for_value(cost: Floats, value: Floats, target: float) -> int | None
     """Return the place of the cheapest point with at least the value `target`, and the best of equal ones."""
     inside = [place for place in pareto(cost, value) if value[place] >= target]
     return inside[0] if inside else None
-
-
-def _round(quota: float) -> int:
-    """Return a quota with two digits other than 0."""
-    return int(float(f"{quota:.2g}"))
-
-
-class PricedLists:
-    """Lists, weights of their items, and costs of the stages.
-
-    Args:
-        scores: Scores of all stages, one list per request.
-        weight: Weights ``(R, N)`` of the items, which sum to 1 in each list. Lists of zeros count for costs only.
-        costs: Cost of each stage.
-        users: Number ``(R,)`` of the user of each request, for intervals over users. Default: over requests.
-    """
-
-    def __init__(
-        self, scores: StageScores, weight: Floats, costs: Sequence[StageCost], users: Rows | None = None
-    ) -> None:
-        self.scores = scores
-        self.weight = weight
-        self.costs = list(costs)
-        self.users = users
-
-    @cached_property
-    def defined(self) -> NDArray[np.bool_]:
-        """The requests with a value."""
-        defined: NDArray[np.bool_] = self.weight.sum(1) > 0
-        return defined
-
-    @cached_property
-    def ranked(self) -> float:
-        """Mean number of items that enter the first stage."""
-        return float(self.scores.ranked.double().mean())
-
-    def price(
-        self, choices: Sequence[Sequence[int]], on_requests: Callable[[int], None] = lambda count: None
-    ) -> tuple[Floats, Floats]:
-        """Return the cost and the value of each choice."""
-        outcomes = search(self.scores, self.weight, choices, on_requests=on_requests)
-        return self._stage_costs(outcomes).sum(1), outcomes.values / self.defined.sum()
-
-    def measure(self, choices: Sequence[Sequence[int]]) -> Measured:
-        """Return the same with the values of single requests."""
-        outcomes = search(self.scores, self.weight, choices, per_request=True)
-        return Measured(
-            list(choices),
-            self._stage_costs(outcomes),
-            self._entered(outcomes),
-            outcomes.values[:, self.defined],
-            None if self.users is None else self.users[self.defined],
-        )
-
-    def _stage_costs(self, outcomes: Outcomes) -> Floats:
-        """Return the cost ``(choices, stages)`` of each stage."""
-        fixed, per_item, per_kept = np.array([(cost.fixed, cost.per_item, cost.per_kept) for cost in self.costs]).T
-        kept = outcomes.kept / len(self.scores)
-        costs: Floats = fixed + per_item * self._entered(outcomes) + per_kept * kept
-        return costs
-
-    def _entered(self, outcomes: Outcomes) -> Floats:
-        """Return the mean number of items ``(choices, stages)`` that enter each stage."""
-        kept = outcomes.kept[:, :-1] / len(self.scores)
-        return np.hstack([np.full((len(kept), 1), self.ranked), kept])
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """Choices, the costs of their stages, and their values.
-
-    Attributes:
-        choices: The choices.
-        stage_costs: Mean cost ``(choices, stages)``.
-        entered: Mean number of items ``(choices, stages)`` that enter each stage.
-        values: Values ``(choices, requests)`` of the requests that have one.
-        users: Number of the user of each of these requests, if known.
-    """
-
-    choices: list[Sequence[int]]
-    stage_costs: Floats
-    entered: Floats
-    values: Floats
-    users: Rows | None = None
-
-    @cached_property
-    def cost(self) -> Floats:
-        """Cost of each choice."""
-        total: Floats = self.stage_costs.sum(1)
-        return total
-
-    @cached_property
-    def estimates(self) -> list[Estimate]:
-        """Mean value of each choice with its interval."""
-        return estimate_means(self.values, self.users)
-
-    def difference(self, place: int, other: int) -> Estimate:
-        """Return the mean difference of the values of two choices with its interval."""
-        (found,) = estimate_means(self.values[[place]] - self.values[[other]], self.users)
-        return found
-
-    def quota_point(self, place: int) -> FrontPoint:
-        """Return a choice of quotas."""
-        return FrontPoint(
-            quotas=list(self.choices[place]),
-            cost=float(self.cost[place]),
-            stage_costs=self.stage_costs[place].tolist(),
-            entered=self.entered[place].tolist(),
-            value=self.estimates[place],
-        )
-
-
-def estimate_means(values: Floats, users: Rows | None = None) -> list[Estimate]:
-    """Return the mean of each row with its bootstrap interval over requests, or over users with all their requests.
-
-    All rows have the same resamples, so that the interval of a row of differences is that of a paired comparison.
-    """
-    resampler = Resampler(None if users is None else torch.from_numpy(users))
-    return resampler.means(torch.from_numpy(values).unbind())
