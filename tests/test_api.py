@@ -342,7 +342,7 @@ def test_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(result.open().days) == ["2024-01-13", "2024-01-14"]
     grown = rf.simulate(tmp_path / "log", days=3, requests_per_day=5, seed=1, append=True, progress=False)
     assert len(grown.open().days) == 3
-    with pytest.raises(ValueError, match="append: found with force"):
+    with pytest.raises(ValueError, match="append: cannot be combined with force"):
         rf.simulate(tmp_path / "log", append=True, force=True)
 
 

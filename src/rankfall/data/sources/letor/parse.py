@@ -1,8 +1,8 @@
 """Ranking text: ``label qid:Q 1:v 2:v ... # comment`` (LETOR, SVMlight, LibSVM), a block of lines at a time.
 
-Two parsers implement the same rules. :func:`parse_line` reads one line, reports what is wrong with it and is slow.
-:func:`parse_block` reads thousands of lines with a few array operations, in which NumPy and Arrow release the
-interpreter lock, so that threads help; it uses :func:`parse_line` only for blocks with an invalid line.
+:func:`parse_block` reads thousands of lines with expressions of polars, which release the interpreter lock, so that
+threads help. If a line is invalid, :func:`parse_line` finds all such lines of the block and says what is wrong with
+each of them.
 
 A line may end in CRLF, be indented, use tabs and have a comment after ``#``; blank lines and lines with only a comment
 are skipped. A label is a number. Feature ids are whole numbers that increase along the line. Numbers are parsed as
@@ -23,10 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
-
-from rankfall.data.arrays import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,21 +32,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Bytes = NDArray[np.uint8]
-    Positions = NDArray[np.int64]
-
 MAX_ID = 100_000  # larger ids are usually mistakes; callers may raise the limit
-LONGEST_ID = 8  # digits: an id is read from the eight bytes before its colon
+LONGEST_ID = 8  # digits
 
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _MISSING = {b"", b"null", b"none", b"na", b"nan", b"?"}
 _INFINITE = {b"inf", b"infinity"}
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
-_DOCID = r"docid\s*=\s*(?P<docid>\S+)"
-
-_PAD = b"\n" * LONGEST_ID  # before the block, so that every colon has eight bytes before it
-_NEWLINE, _SPACE, _HASH, _COLON = b"\n #:"
-_OTHER_SPACES = b"\t\r\v\f"
+_DOCID = r"docid[ \t\r\f]*=[ \t\r\f]*([^ \t\r\f]+)"
+_WORD = r"[^ \t\r\v\f]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +75,15 @@ class ParsedBlock:
 
     labels: NDArray[np.float32]
     lines: NDArray[np.int64]  # the line of each row, the first line of the block being 0
-    qids: Any  # Arrow strings, None without qid
-    docids: Any  # Arrow strings, empty for lines without a comment; None if no line has one
+    qids: pl.Series | None  # strings, None without qid
+    docids: pl.Series | None  # strings, empty for lines without a comment; None if no line has one
     counts: NDArray[np.int64]  # the number of features of each row
     ids: NDArray[np.int32]
     values: NDArray[np.float32]
     bad: list[BadLine] = field(default_factory=list)
 
 
-class _BrokenError(Exception):
+class _InvalidLineError(Exception):
     """The block has an invalid line."""
 
 
@@ -208,225 +200,85 @@ def parse_block(text: bytes, rules: Rules) -> ParsedBlock:
     >>> block.labels, block.ids, block.values, block.bad[0].line
     (array([1.], dtype=float32), array([1, 3], dtype=int32), array([0.5, 2. ], dtype=float32), 1)
     """
-    if not text.endswith(b"\n"):
-        text += b"\n"
+    lines = text.removesuffix(b"\n").split(b"\n")
     try:
-        return _parse(text, rules)
-    except _BrokenError:
-        good, bad = _sort_out(text, rules)
-    return replace(_parse(good, rules), bad=bad)
+        return _parse(lines, rules)
+    except _InvalidLineError:
+        bad = []
+        for number, line in enumerate(lines):
+            try:
+                parse_line(line, rules)
+            except ValueError as error:
+                bad.append(BadLine(number, str(error)))
+                lines[number] = b""
+        return replace(_parse(lines, rules), bad=bad)
 
 
-def _sort_out(text: bytes, rules: Rules) -> tuple[bytes, list[BadLine]]:
-    """Return the text with every invalid line blanked, and these lines."""
-    lines = text[:-1].split(b"\n")
-    bad = []
-    for number, line in enumerate(lines):
-        try:
-            parse_line(line, rules)
-        except ValueError as error:
-            bad.append(BadLine(number, str(error)))
-            lines[number] = b""
-    return b"\n".join(lines) + b"\n", bad
+def _parse(lines: list[bytes], rules: Rules) -> ParsedBlock:
+    """Parse lines.
 
-
-def _parse(text: bytes, rules: Rules) -> ParsedBlock:
-    body: Bytes = np.frombuffer(bytearray(_PAD + text), np.uint8)
-    bounds = np.flatnonzero(body == _NEWLINE)[len(_PAD) - 1 :]  # line i is between bounds i and i + 1
-    comments = _cut_comments(body, bounds) if b"#" in text else None
-    starts, ends = _tokens(body, text)
-
-    tokens_before = np.searchsorted(starts, bounds)
-    tokens = np.diff(tokens_before)
-    lines = np.flatnonzero(tokens)
-    first = tokens_before[lines]
-    is_feature = np.ones(len(starts), np.bool_)
-    is_feature[first] = False
-    qids = None
-    if rules.with_qid:
-        qids = _cut_qids(body, starts, ends, first, tokens[lines])
-        is_feature[first + 1] = False
-    labels = _labels(body, starts[first], ends[first])
-    counts = tokens[lines] - (2 if rules.with_qid else 1)
-
-    starts, ends = starts[is_feature], ends[is_feature]
-    colons = np.flatnonzero(body == _COLON)
-    if len(colons) != len(starts) or not ((starts < colons) & (colons < ends)).all():
-        raise _BrokenError
+    Raises:
+        _InvalidLineError: If one of them may be invalid.
+    """
+    parts = pl.Series("line", _texts(lines), pl.String).str.splitn("#", 2).struct.unnest()
+    rows = parts.select(body="field_0", comment="field_1", words=pl.col("field_0").str.extract_all(_WORD))
+    rows = rows.with_row_index("line").filter(pl.col("words").list.len() > 0)
+    words, before = rows["words"], 2 if rules.with_qid else 1
+    counts = words.list.len().cast(pl.Int64).to_numpy() - before
+    qids = words.list.get(1, null_on_oob=True) if rules.with_qid else None
+    features = words.list.slice(before).explode(empty_as_null=False).str.splitn(":", 2).struct.unnest()
+    ids = features["field_0"].cast(pl.Int32, strict=False)
+    _require(not rows["body"].str.contains(r"[\x00-\x08\x0e-\x1f]").any())
+    _require((counts >= 0).all() and (qids is None or bool(qids.str.contains("^qid:.").all())))
+    _require(not ids.has_nulls() and not features["field_0"].str.contains_any(["+", "-"]).any())
+    _require(not (features["field_0"].str.len_bytes() > LONGEST_ID).any())
+    numbers, is_first = ids.to_numpy(), np.zeros(len(ids) + 1, np.bool_)
+    is_first[np.cumsum(counts) - counts] = True
+    _require(bool((is_first[1:-1] | (numbers[1:] > numbers[:-1])).all()) and numbers.max(initial=0) <= rules.max_id)
+    labels, values = _numbers(words.list.first()), _numbers(features["field_1"])
+    if rules.log1p:
+        values = np.copysign(np.log1p(np.abs(values)), values)
+    with np.errstate(over="ignore"):
+        stored_labels, stored = labels.astype(np.float32), values.astype(np.float32)
+    stored[~np.isfinite(stored)] = np.nan
+    _require(bool(np.isfinite(stored_labels).all()) and (rules.missing or not np.isnan(stored).any()))
+    comments = rows["comment"]
+    docids = comments.str.extract(_DOCID).fill_null(comments.str.strip_chars()).fill_null("")
     return ParsedBlock(
-        labels=labels,
-        lines=lines,
-        qids=qids,
-        docids=None if comments is None else _docids(*comments, lines),
+        labels=stored_labels,
+        lines=rows["line"].cast(pl.Int64).to_numpy(),
+        qids=None if qids is None else qids.str.slice(4),
+        docids=docids if parts["field_1"].is_not_null().any() else None,
         counts=counts,
-        ids=_feature_ids(body, starts, colons, counts, rules),
-        values=_values(body, colons + 1, ends, rules),
+        ids=numbers,
+        values=stored,
     )
 
 
-def _cut_comments(body: Bytes, bounds: Positions) -> tuple[Positions, Any]:
-    """Blank the comments in `body`; return their lines, and their text without the ``#``."""
-    marks = np.flatnonzero(body == _HASH)
-    lines, first = np.unique(np.searchsorted(bounds, marks) - 1, return_index=True)
-    starts, ends = marks[first], bounds[lines + 1]
-    text = _strings(body, starts + 1, ends)
-    body[spans(starts, ends - starts)] = _SPACE
-    return lines, text
+def _require(holds: bool | np.bool_) -> None:
+    if not holds:
+        raise _InvalidLineError
 
 
-def _tokens(body: Bytes, text: bytes) -> tuple[Positions, Positions]:
-    """Return where the words between white space start and end."""
-    for character in _OTHER_SPACES:
-        if character in text:
-            body[body == character] = _SPACE
-    is_space = body <= _SPACE
-    if np.count_nonzero(body < _SPACE) != np.count_nonzero(body == _NEWLINE):
-        raise _BrokenError  # control characters
-    edges = np.flatnonzero(is_space[1:] != is_space[:-1]) + 1
-    return edges[0::2], edges[1::2]
-
-
-def _cut_qids(body: Bytes, starts: Positions, ends: Positions, first: Positions, tokens: Positions) -> Any:
-    """Return the qid of each row and blank it in `body`, since it may contain colons."""
-    if (tokens < 2).any():
-        raise _BrokenError
-    start, end = starts[first + 1], ends[first + 1]
-    if (end - start <= 4).any():
-        raise _BrokenError
-    if any((body[start + i] != character).any() for i, character in enumerate(b"qid:")):
-        raise _BrokenError
-    qids = _strings(body, start + 4, end)
-    body[spans(start, end - start)] = ord("q")
-    return qids
-
-
-def _labels(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.float32]:
-    labels = _float32(_numbers(body, starts, ends))
-    if not np.isfinite(labels).all():
-        raise _BrokenError
-    return labels
-
-
-def _feature_ids(
-    body: Bytes, starts: Positions, colons: Positions, counts: Positions, rules: Rules
-) -> NDArray[np.int32]:
-    """Return the digits before each colon as a number."""
-    length = colons - starts
-    if len(length) == 0:
-        return np.empty(0, np.int32)
-    if length.max() > LONGEST_ID:
-        raise _BrokenError
-    words: NDArray[np.uint64] = np.ndarray((len(body) - 7,), "<u8", body.data, strides=(1,))[colons - 8]
-    before = ((LONGEST_ID - length) * 8).astype(np.uint64)  # bits before the digits, the lowest ones
-    digits = words >> before << before
-    rows, width = len(counts), int(counts[0])
-    dense = len(digits) == rows * width and bool((digits.reshape(rows, width) == digits[:width]).all())
-    if dense and bool((counts == width).all()):
-        # every row has the same ids, so checking the first row checks all
-        return np.tile(_checked_ids(digits[:width], before[:width], counts[:1], rules), rows)
-    return _checked_ids(digits, before, counts, rules)
-
-
-def _checked_ids(
-    digits: NDArray[np.uint64], before: NDArray[np.uint64], counts: Positions, rules: Rules
-) -> NDArray[np.int32]:
-    ids = _whole_numbers(digits | _each(ord("0")) >> (np.uint64(64) - before))
-    increases = ids[1:] > ids[:-1]
-    row_starts = np.cumsum(counts)[:-1]
-    increases[row_starts[(row_starts > 0) & (row_starts < len(ids))] - 1] = True
-    if not increases.all() or ids.max() > rules.max_id:
-        raise _BrokenError
-    return ids
-
-
-def _whole_numbers(digits: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """Convert words of eight digits, the first one in the lowest byte, to numbers."""
-    # '0'..'9' are 0x30..0x39, the only bytes whose high half is 3 and stays 3 when 6 is added
-    high = digits & _each(0xF0) | (digits + _each(0x06) & _each(0xF0)) >> np.uint64(4)
-    if (high != _each(0x33)).any():
-        raise _BrokenError
-    # neighbours are joined into pairs, pairs into fours, fours into the number
-    joined = digits & _each(0x0F)
-    joined = (joined * np.uint64(10) + (joined >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
-    joined = (joined * np.uint64(100) + (joined >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
-    joined = (joined * np.uint64(10_000) + (joined >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
-    return joined.astype(np.int32)
-
-
-def _each(byte: int) -> np.uint64:
-    return np.uint64(byte * 0x0101010101010101)
-
-
-def _values(body: Bytes, starts: Positions, ends: Positions, rules: Rules) -> NDArray[np.float32]:
-    values = _numbers(body, starts, ends)
-    if rules.log1p:
-        values = np.copysign(np.log1p(np.abs(values)), values)
-    stored = _float32(values)
-    finite = np.isfinite(stored)
-    if not finite.all():
-        if not rules.missing:
-            raise _BrokenError
-        stored[~finite] = np.nan
-    return stored
-
-
-def _float32(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
-
-
-def _numbers(body: Bytes, starts: Positions, ends: Positions) -> NDArray[np.float64]:
-    """Parse the numbers between `starts` and `ends`; missing ones are not finite."""
-    n = len(starts)
-    if n == 0:
-        return np.empty(0)
-    # Numbers that start with none of - . / 0..9 are not for Arrow; bytes below '-' wrap around to large ones.
-    odd = (body[starts] - ord("-")) > ord("9") - ord("-")
-    # The text is cut into number, rest, number, rest, ... and the rests are declared null, so no byte is copied.
-    edges = np.empty(2 * n + 1, np.int32)
-    edges[0:-1:2], edges[1::2], edges[-1] = starts, ends, ends[-1]
-    is_number = np.zeros(2 * n, np.bool_)
-    np.logical_not(odd, out=is_number[::2])
-    null_map = np.packbits(is_number, bitorder="little")
-    pieces = pa.StringArray.from_buffers(2 * n, *map(pa.py_buffer, (edges, body, null_map)))
-    try:
-        numbers = pieces.cast(pa.float64())
-    except pa.ArrowInvalid:  # an invalid number, or one that exceeds float64
-        return _few_numbers(_binary(body, starts, ends))
-    values: NDArray[np.float64] = np.frombuffer(numbers.buffers()[1], np.float64)[: 2 * n : 2].copy()
-    odd |= ~np.isfinite(values)
+def _numbers(texts: pl.Series) -> NDArray[np.float64]:
+    """Parse numbers; missing ones are not finite. The exact rules decide on all but usual spellings."""
+    values = texts.cast(pl.Float64, strict=False)
+    odd = ~values.is_finite().fill_null(False)
     if odd.any():
-        values[odd] = _few_numbers(_binary(body, starts[odd], ends[odd]))
-    return values
+        try:
+            exact = {text: parse_number(b":" if text is None else text.encode()) for text in texts.filter(odd).unique()}
+        except ValueError:
+            raise _InvalidLineError from None
+        values = values.zip_with(~odd, texts.replace_strict(exact, default=None, return_dtype=pl.Float64))
+    found: NDArray[np.float64] = values.to_numpy(writable=True)
+    return found
 
 
-def _few_numbers(tokens: Any) -> NDArray[np.float64]:
-    """Parse numbers by the exact rules, each different spelling once."""
-    encoded = tokens.dictionary_encode()
+def _texts(lines: list[bytes]) -> list[str]:
     try:
-        numbers = [parse_number(token) for token in encoded.dictionary.to_pylist()]
-    except ValueError:
-        raise _BrokenError from None
-    taken: NDArray[np.float64] = np.array(numbers)[encoded.indices.to_numpy()]
-    return taken
-
-
-# --- text ---------------------------------------------------------------------------------------------------
-
-
-def _binary(body: Bytes, starts: Positions, ends: Positions) -> Any:
-    edges = np.zeros(len(starts) + 1, np.int32)
-    np.cumsum(ends - starts, out=edges[1:])
-    data = body[spans(starts, ends - starts)]
-    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), [None, *map(pa.py_buffer, (edges, data))])
-
-
-def _strings(body: Bytes, starts: Positions, ends: Positions) -> Any:
-    raw = _binary(body, starts, ends)
-    try:
-        return raw.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_decode(text) for text in raw.to_pylist()], pa.string())
+        return b"\n".join(lines).decode().split("\n")
+    except UnicodeDecodeError:
+        return list(map(_decode, lines))
 
 
 def _decode(text: bytes) -> str:
@@ -435,15 +287,6 @@ def _decode(text: bytes) -> str:
         return text.decode()
     except UnicodeDecodeError:
         return text.decode("latin-1")
-
-
-def _docids(comment_lines: Positions, comments: Any, lines: Positions) -> Any:
-    """Return the text after ``docid =`` in the comment of each line, else the whole comment."""
-    found = pc.struct_field(pc.extract_regex(comments, _DOCID), "docid")
-    docids = pc.coalesce(found, pc.utf8_trim_whitespace(comments))
-    place = np.searchsorted(comment_lines, lines)
-    absent = comment_lines[np.minimum(place, len(comment_lines) - 1)] != lines
-    return pc.fill_null(docids.take(pa.array(place, mask=absent)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Prepare ranking data from ranking text, in constant memory.
+"""Prepare ranking data from ranking text.
 
-The text is read in blocks, parsed by threads and written to a `LetorSpool`. Then lists are chosen, features are
-completed and the files described in `ranking_data` are written. Memory grows with the number of lists, by a few words
-for each, but not with rows. The directory is renamed when all files are on disk.
+The text is read in blocks, parsed by threads, and its features are written to a `LetorSpool`. Then lists are chosen,
+features are completed and the files described in `ranking_data` are written. Features are never in memory as a whole;
+labels and the number of each row's list are, about 20 bytes per row. The directory is renamed when all files are on
+disk.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rankfall.data.lists.ranking_data import FORMAT, VERSION, RankingData, is_pr
 from rankfall.data.sources.letor.parse import Recipe, TextFile, check
 from rankfall.data.sources.letor.split_reader import LetorSpool, SplitReader
 from rankfall.data.sources.problems import pointing_to_check
-from rankfall.storage.disk import delete_tree, make_directory, open_new
+from rankfall.storage.disk import delete, make_directory, open_new
 from rankfall.storage.files import checksum, fresh_directory
 from rankfall.storage.manifests import MANIFEST, write_manifest
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-CHUNK_ROWS = 1 << 16  # rows whose labels are read together
 CHUNK_BYTES = 16 << 20  # of features written at once
 LABELS_SHOWN = 32  # with more different labels a histogram has bins
 LABEL_BINS = 20
@@ -61,14 +61,15 @@ def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path
         ValueError: If a split has no rows or no list is long enough, or if feature ids contradict the recipe.
     """
     for split in splits.values():
-        if split.spool.rows == 0:
+        if split.rows == 0:
             raise ValueError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
-    columns = _columns(list(splits.values()), recipe)
+    spools = {name: split.spool for name, split in splits.items() if split.spool is not None}
+    columns = _columns(list(spools.values()), recipe)
     about: dict[str, Any] = {}
     moments: dict[str, Moments] = {}
-    for name, split in splits.items():
-        about[name], moments[name] = _write_split(split, columns, directory / name)
-        delete_tree(directory / f"spool-{name}")
+    for name, spool in spools.items():
+        about[name], moments[name] = _write_split(splits[name], spool, columns, directory / name)
+        delete(directory / f"spool-{name}.arrow")
     if recipe.standardise:
         fitted = [moments[name] for name in recipe.standardise]
         scaling = sum(fitted[1:], start=fitted[0]).scaling()
@@ -81,10 +82,9 @@ def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path
     _write_manifest(directory, recipe, columns, about, _shared_queries(splits))
 
 
-def _columns(splits: list[SplitReader], recipe: Recipe) -> _Columns:
+def _columns(spools: list[LetorSpool], recipe: Recipe) -> _Columns:
     """Return the columns of all splits; ids count from 1 unless an id 0 occurs."""
-    largest = max(split.spool.largest_id for split in splits)
-    least = min(split.spool.least_id for split in splits)
+    largest, least = max(spool.largest_id for spool in spools), min(spool.least_id for spool in spools)
     if largest < 0:
         raise ValueError("sources: found no feature in any line")
     first_id = min(least, 1) if recipe.first_id is None else recipe.first_id
@@ -93,14 +93,16 @@ def _columns(splits: list[SplitReader], recipe: Recipe) -> _Columns:
     ids = recipe.features or largest + 1 - first_id
     if largest + 1 - first_id > ids:
         raise ValueError(f"features: expected {ids} from id {first_id} on, but feature id {largest} occurs")
-    missing = np.unique(np.concatenate([split.spool.missing_ids for split in splits])).astype(np.int64) - first_id
+    missing = np.unique(np.concatenate([spool.missing_ids for spool in spools])).astype(np.int64) - first_id
     return _Columns(first_id, ids, missing if recipe.missing_indicator else missing[:0])
 
 
-def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tuple[dict[str, Any], Moments]:
-    recipe = split.recipe
-    starts, ends, numbers = split.spans_of_lists()
-    sizes = np.bincount(numbers, ends - starts).astype(np.int64)
+def _write_split(
+    split: SplitReader, spool: LetorSpool, columns: _Columns, directory: Path
+) -> tuple[dict[str, Any], Moments]:
+    recipe, labels = split.recipe, split.labels
+    order = np.argsort(split.list_of_row, kind="stable")
+    sizes = np.bincount(split.list_of_row)
     kept = np.minimum(sizes, recipe.max_list or sizes)
     kept[sizes < recipe.min_list] = 0
     if not kept.any():
@@ -108,80 +110,40 @@ def _write_split(split: SplitReader, columns: _Columns, directory: Path) -> tupl
             f"min_list: every list of split {split.name!r} is shorter than {recipe.min_list}; the longest "
             f"has {sizes.max()} documents"
         )
-    make_directory(directory)
-    rows = int(kept.sum())
     qids = np.array(list(split.lists), dtype=object)
+    rows = np.repeat(order, _copies(labels[order], sizes, kept, qids, recipe))
+    is_kept, offsets = kept > 0, edges(kept[kept > 0])
+    make_directory(directory)
     moments = Moments.of(np.zeros((0, columns.total)))
-    has_positive = np.zeros(len(sizes), np.bool_)
+    step = max(1, CHUNK_BYTES // (4 * columns.total))
     with (
-        _open_array(directory / "features.npy", "<f4", (rows, columns.total)) as features_file,
-        _open_array(directory / "labels.npy", "<f4", (rows,)) as labels_file,
-        _open_strings(directory / "docids.arrow", split.spool.has_docids) as write_docids,
+        _open_array(directory / "features.npy", "<f4", (len(rows), columns.total)) as file,
+        _open_strings(directory / "docids.arrow", split.has_docids) as write_docids,
     ):
-        for low, high in _chunks_of_lists(sizes):
-            span_low, span_high = np.searchsorted(numbers, [low, high])
-            parts = _joined(starts[span_low:span_high], ends[span_low:span_high])
-            labels = np.concatenate([split.spool.labels(start, end) for start, end in parts])
-            copies = _copies(labels, sizes[low:high], kept[low:high], qids[low:high], recipe)
-            labels_file.write(np.repeat(labels, copies).data)
-            has_positive[low:high] = np.logical_or.reduceat((copies > 0) & (labels > 0), edges(sizes[low:high])[:-1])
-            for start, end, copies_here in _pieces_of(parts, copies, columns.total):
-                features = split.spool.features(start, end, first_id=columns.first_id, width=columns.ids)
-                features = _completed(np.repeat(features, copies_here, axis=0), columns, recipe)
-                features_file.write(features.data)
-                moments += Moments.of(features)
-                if split.spool.has_docids:
-                    rows_here = np.repeat(np.arange(end - start), copies_here)
-                    write_docids(split.spool.docids(start, end).take(pa.array(rows_here)))
-    is_kept = kept > 0
-    _save(directory / "offsets.npy", edges(kept[is_kept]))
+        for first in range(0, len(rows), step):
+            raw, docids = spool.take(rows[first : first + step], first_id=columns.first_id, width=columns.ids)
+            features = _completed(raw, columns, recipe)
+            file.write(features.data)
+            write_docids(docids)
+            moments += Moments.of(features)
+    _save(directory / "labels.npy", labels[rows])
+    _save(directory / "offsets.npy", offsets)
     with _open_strings(directory / "qids.arrow") as write_qids:
         write_qids(pa.array(qids[is_kept], pa.large_string()))
+    has_positive = np.maximum.reduceat(labels[rows], offsets[:-1]) > 0
+    lengths = kept[is_kept]
     about = {
-        "lists": int(is_kept.sum()),
-        "rows": rows,
-        "docids": split.spool.has_docids,
-        "list_length": _range(kept[is_kept]),
-        "labels": _label_histogram(directory / "labels.npy"),
-        "lists_without_positive": int((is_kept & ~has_positive).sum()),
+        "lists": len(lengths),
+        "rows": len(rows),
+        "docids": split.has_docids,
+        "list_length": {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())},
+        "labels": _label_histogram(labels[rows]),
+        "lists_without_positive": int((~has_positive).sum()),
         "short_lists": _lists_and_rows(sizes[~is_kept], 0),
         "cut_lists": _lists_and_rows(sizes[is_kept & (kept < sizes)], recipe.max_list or 0),
         "sources": split.sources,
     }
     return about, moments
-
-
-def _chunks_of_lists(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Iterate over ranges of lists with about `CHUNK_ROWS` rows each."""
-    bounds = edges(sizes)
-    low = 0
-    while low < len(sizes):
-        high = max(low + 1, int(np.searchsorted(bounds, bounds[low] + CHUNK_ROWS, side="right")) - 1)
-        yield low, high
-        low = high
-
-
-def _joined(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Merge adjacent spans of rows."""
-    apart = np.flatnonzero(starts[1:] != ends[:-1]) + 1
-    first = np.concatenate([np.zeros(1, np.int64), apart])
-    last = np.append(apart, len(starts)) - 1
-    return list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
-
-
-def _pieces_of(
-    parts: list[tuple[int, int]], copies: NDArray[np.int64], width: int
-) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Iterate over spans of rows that fit into memory and the copies of each row; spans without any are skipped."""
-    step = max(1, CHUNK_BYTES // (4 * width))
-    place = 0
-    for start, end in parts:
-        for low in range(start, end, step):
-            high = min(end, low + step)
-            copies_here = copies[place : place + high - low]
-            place += high - low
-            if copies_here.any():
-                yield low, high, copies_here
 
 
 def _copies(
@@ -191,8 +153,8 @@ def _copies(
     qids: NDArray[np.object_],
     recipe: Recipe,
 ) -> NDArray[np.int64]:
-    """Return how often each row of some whole lists is written."""
-    copies = np.repeat(kept > 0, sizes).astype(np.int64)
+    """Return how often each row is written; the rows of a list follow each other."""
+    copies = np.repeat((kept > 0).astype(np.int64), sizes)
     bounds = edges(sizes)
     draw = sample_with_replacement if recipe.replacement else sample
     for i in np.flatnonzero((kept > 0) & (kept < sizes)):
@@ -268,23 +230,14 @@ def _standardise(path: Path, scaling: Scaling) -> None:
             file.write(scaling(chunk.reshape(-1, width)).data)
 
 
-def _label_histogram(path: Path) -> dict[str, int]:
+def _label_histogram(labels: NDArray[np.float32]) -> dict[str, int]:
     """Count the labels, or ranges of labels if there are many different ones."""
-    labels = np.load(path, mmap_mode="r")
-    chunks = [labels[i : i + CHUNK_ROWS] for i in range(0, len(labels), CHUNK_ROWS)]
-    counts: dict[float, int] = {}
-    for chunk in chunks:
-        for label, count in zip(*np.unique(chunk, return_counts=True), strict=True):
-            counts[float(label)] = counts.get(float(label), 0) + int(count)
-        if len(counts) > LABELS_SHOWN:
-            break
-    else:
-        return {f"{label:g}": counts[label] for label in sorted(counts)}
-    ends = (float(labels.min()), float(labels.max()))
-    edges = np.histogram_bin_edges(labels[:0], LABEL_BINS, ends)
-    total = sum(np.histogram(chunk, edges)[0] for chunk in chunks)
-    names = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
-    return dict(zip(names, np.asarray(total).tolist(), strict=True))
+    different, counts = np.unique(labels, return_counts=True)
+    if len(different) <= LABELS_SHOWN:
+        return {f"{label:g}": count for label, count in zip(different.tolist(), counts.tolist(), strict=True)}
+    counts, ends = np.histogram(labels, LABEL_BINS, (float(labels.min()), float(labels.max())))
+    names = (f"{low:g} to {high:g}" for low, high in itertools.pairwise(ends))
+    return dict(zip(names, counts.tolist(), strict=True))
 
 
 def _shared_queries(splits: dict[str, SplitReader]) -> dict[str, int]:
@@ -341,10 +294,6 @@ def _open_strings(path: Path, wanted: bool = True) -> Iterator[Callable[[Any], N
         yield lambda strings: writer.write_batch(pa.record_batch([strings], schema=schema))
 
 
-def _range(lengths: NDArray[np.int64]) -> dict[str, float]:
-    return {"min": int(lengths.min()), "median": float(np.median(lengths)), "max": int(lengths.max())}
-
-
 def _lists_and_rows(sizes: NDArray[np.int64], stay: int) -> dict[str, int]:
     return {"lists": len(sizes), "rows": int((sizes - stay).sum())}
 
@@ -388,8 +337,8 @@ def prepare_letor(
     with fresh_directory(out, is_prepared, force=force) as directory, ExitStack() as stack:
         splits = {}
         for name, paths in sources.items():
-            spool = stack.enter_context(closing(LetorSpool(directory / f"spool-{name}")))
-            splits[name] = SplitReader(name, spool, recipe)
+            spool = stack.enter_context(closing(LetorSpool(directory / f"spool-{name}.arrow")))
+            splits[name] = SplitReader(name, recipe, spool)
             for path in paths:
                 with pointing_to_check("files"):
                     splits[name].read(TextFile(path, on_read), (groups or {}).get(path), threads)
