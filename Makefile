@@ -5,7 +5,7 @@ DOCS_ADDRESS ?= 127.0.0.1:8000
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-fast fuzz faults audit lock browser strace bench docs docs-site docs-tables lint experiments clean
+.PHONY: setup demo test test-all test-fast fuzz faults audit lock browser strace bench docs docs-sources docs-site docs-tables lint experiments clean
 
 setup: .venv/.dev
 
@@ -96,13 +96,16 @@ bench: .venv/.installed
 	$(BIN)/rankfall bench loader
 	$(BIN)/rankfall bench step
 
-# Serves the site and builds it again at each change. `make test` builds it with --strict.
-docs: .venv/.dev
-	@echo "documentation: http://$(DOCS_ADDRESS)/"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr $(DOCS_ADDRESS)
+# Pages are generated first, so that any generator can build the site. `make test` builds it with --strict.
+docs-sources: .venv/.dev
+	$(BIN)/python -m docs_site.build .site
 
-docs-site: .venv/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: docs-sources
+	@echo "documentation: http://$(DOCS_ADDRESS)/"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --config-file .site/mkdocs.yml --dev-addr $(DOCS_ADDRESS)
+
+docs-site: docs-sources
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --config-file .site/mkdocs.yml --site-dir $(CURDIR)/site
 
 docs-tables: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/reference/correctness.md
@@ -128,4 +131,4 @@ experiments: .venv/.dev
 	$(BIN)/rankfall compare experiments/lcron_table2.yaml --out runs/lcron_table2_noisy --jobs 2 data.path=prepared/recflow-noisy-1500
 
 clean:
-	rm -rf .venv .fuzz demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .fuzz demo site .site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,1 +1,1 @@
-"""What the documentation site adds to the pages in docs/: see `docs_site.hooks`."""
+"""What the documentation site adds to the pages in docs/: see `docs_site.build`."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import griffe
 
+from docs_site.formulas import with_mathml
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -59,7 +61,7 @@ class DocStrings(griffe.Extension):
 
     def _rewrite(self, thing: griffe.Object) -> None:
         if thing.docstring:
-            thing.docstring.value = to_markdown(thing.docstring.value, _Links(thing))
+            thing.docstring.value = with_mathml(to_markdown(thing.docstring.value, _Links(thing)))
         for member in thing.members.values():
             if isinstance(member, griffe.Object):
                 self._rewrite(member)

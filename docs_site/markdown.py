@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+# Blocks and spans of code.
+CODE = re.compile(r"^ *```.*?^ *```$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\1(?!`)", re.DOTALL | re.MULTILINE)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -34,3 +38,16 @@ def code(text: str) -> str:
 def page(*parts: str) -> str:
     """Return the parts of a page, separated by blank lines and without empty ones."""
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def outside(kept: re.Pattern[str], text: str, change: Callable[[str], str]) -> str:
+    """Return a text in which everything but the matches of a pattern is changed.
+
+    >>> outside(CODE, "a `a` a", str.upper)
+    'A `a` A'
+    """
+    result, end = [], 0
+    for found in kept.finditer(text):
+        result += [change(text[end : found.start()]), found[0]]
+        end = found.end()
+    return "".join([*result, change(text[end:])])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from docs_site import blocks, config_keys, doc_strings, formulas, method_links, methods, navigation, notebooks, tables
+from docs_site import blocks, build, config_keys, doc_strings, formulas, methods, navigation, notebooks, tables
 from rankfall import register
 from support.paths import ROOT
 
@@ -53,10 +53,12 @@ def test_a_command_unknown_to_the_converter_is_an_error() -> None:
         formulas.mathml(r"a + \unknowncommand", "inline")
 
 
-def test_formulas_of_html_keep_their_signs() -> None:
-    drawn = formulas.with_mathml('<p><span class="arithmatex">\\(a &lt; b\\)</span></p>')
-    assert drawn.startswith("<p><math")
+def test_formulas_keep_their_signs_and_code_its_dollars() -> None:
+    drawn = formulas.with_mathml("$a < b$ and `$tau`\n\n```sh\necho $HOME $x$\n```\n")
+    assert drawn.startswith('<span class="formula"><math')
     assert "&lt;" in drawn or "&#x0003C;" in drawn
+    assert drawn.endswith("</math></span> and `$tau`\n\n```sh\necho $HOME $x$\n```\n")
+    assert "*" not in formulas.mathml("a * b * c", "inline")  # it would begin an emphasis
 
 
 def test_tables_of_a_section() -> None:
@@ -92,10 +94,9 @@ def test_directories_of_the_navigation_hold_the_pages_that_nobody_names() -> Non
 
 
 def test_names_of_methods_become_links() -> None:
-    text = "<p><code>lcron</code> <a href='x'><code>lcron</code></a> <code>arf</code></p>"
-    linked = method_links.linked(text, "index.md")
-    assert linked.count('<a href="methods/objectives/lcron/"><code>lcron</code></a>') == 1
-    assert "<code>arf</code></p>" in linked  # a loss and an objective have this name
+    text = "# `lcron`\n\n`lcron` [`lcron`](x) `arf`"
+    linked = build.linked(text, "index.md")  # two methods are called arf
+    assert linked == "# `lcron`\n\n[`lcron`](methods/objectives/lcron.md) [`lcron`](x) `arf`"
 
 
 def test_reasons_are_found_before_blocks() -> None:
