@@ -222,8 +222,8 @@ def _definition(one: Registered) -> tuple[str, str]:
 
 def _builtin_place(kind: Kind, name: str) -> str | None:
     """Return the place of a built-in component, which may not have been imported."""
-    place: str | None = import_module("rankfall.registry.signatures").place(kind, name)
-    return place
+    place: str | None = import_module("rankfall.registry.builtin").BUILTINS[kind].get(name)
+    return place and place.replace(":", ".")
 
 
 def default_name(component: Callable[..., Any]) -> str:

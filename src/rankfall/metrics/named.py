@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall.registry import option_values as metric_names
-from rankfall.registry.option_values import parse_name
-from rankfall.registry.option_values import unknown_metric as unknown_metric
+from rankfall.registry import metric_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +74,7 @@ def parse(name: str) -> NamedMetric:
         >>> parse("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
         tensor(0.5000)
     """
-    found = parse_name(name)
+    found = metric_names.parse_name(name)
     return NamedMetric(name, registry.get("metric", found.word), dict(found.options), found.higher_is_better)
 
 

@@ -31,7 +31,6 @@ from rankfall._errors import did_you_mean
 from rankfall.models.embedding import FeatureEmbedding, ImpressionFeatures, RequestFeatures
 from rankfall.models.layers import ACTIVATIONS, FeatureScaling
 from rankfall.models.scorers import DIN, MLP, EmbeddingMLP, Linear, Scorer, TwoTower
-from rankfall.registry.signatures import export_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +54,6 @@ __all__ = [
     "TwoTower",
     "from_config",
 ]
-
-export_others(__name__, __all__)  # the models of files that are not imported above
 
 KINDS: dict[str, type[Scorer]] = {
     name: registry.get("model", name)  # type: ignore[misc]  # built-in models are scorers

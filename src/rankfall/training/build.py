@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import ImpressionLoader
     from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
-    from rankfall.registry import Kind
-    from rankfall.registry.signatures import Part
+    from rankfall.registry import Kind, Part
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
 

@@ -51,7 +51,6 @@ from rankfall.storage.manifests import (
 )
 from rankfall.storage.trust import remember, stored_code
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.component_checks import is_own
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
 
@@ -168,7 +167,7 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
 
 def _own_metrics(names: Iterable[str]) -> list[Named]:
     """Return the metrics that are not built in; those of cascades have names of their own."""
-    return [("metric", name) for name in names if is_own("metric", split_cutoffs(name)[0])]
+    return [("metric", name) for name in names if registry.is_own("metric", split_cutoffs(name)[0])]
 
 
 def _in_options(kind: Kind, section: Mapping[str, Any]) -> list[Named]:

@@ -27,8 +27,8 @@ from pydantic import (
 
 from rankfall._config import MAX_COUNT, OptionError, Section, shown
 from rankfall._errors import did_you_mean
-from rankfall.registry.option_values import forms, unknown_metric
-from rankfall.registry.references import absolute_references, is_reference, split_cutoffs
+from rankfall.registry import metric_names
+from rankfall.registry.references import absolute_references, split_cutoffs
 from rankfall.training.config.component_checks import (
     JOINT,
     JOINT_VALUE,
@@ -41,6 +41,7 @@ from rankfall.training.config.component_checks import (
     check_model,
     component_name,
     higher_is_better,
+    imports_allowed,
     list_metric,
     measures,
     split_stage,
@@ -190,28 +191,25 @@ class ObjectiveConfig(ComponentSection):
         return self
 
 
+_METRICS = "joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, or joint/FEEDBACK"
+
+
 def _is_cascade_metric(name: str) -> str:
-    if name not in (JOINT, JOINT_VALUE) and ("/" not in name or not higher_is_better(name)):
-        raise ValueError(
-            f"found {name!r}, expected joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, or "
-            "joint/FEEDBACK"
-        )
+    if name not in (JOINT, JOINT_VALUE) and "/" not in name:
+        raise ValueError(f"found {name!r}, expected {_METRICS}")
     return absolute_metric(name)
 
 
 def _is_stage_metric(name: str) -> str:
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    own = (PUBLISHED_NDCG, VALUE_NDCG)
-    allowed = [*(form for form in forms() if form != "ndcg"), *own, *(f"{metric}@k" for metric in own)]
-    word, _ = split_cutoffs(name)
-    if not is_reference(word) and word not in {form.partition("@")[0] for form in allowed}:
-        raise unknown_metric(name, allowed)
+    metric_names.check_word(name, (PUBLISHED_NDCG, VALUE_NDCG))
+    word, listed = split_cutoffs(name)[0], list_metric(name)
     try:
-        checked = check_metric(list_metric(name))
+        checked = check_metric(listed)
     except ValueError as error:  # names the metric of lists that is applied
         raise ValueError(str(error).replace(list_metric(word), word)) from None
-    return checked if is_reference(word) else name
+    return checked if listed == name else name
 
 
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
@@ -365,6 +363,8 @@ class CascadeConfig(Section):
     def _check_metric(self, names: list[str]) -> None:
         metric = self.training.metric
         if metric in (JOINT, JOINT_VALUE, *self.metrics):
+            if imports_allowed() and not higher_is_better(metric):
+                raise ValueError(f"training.metric: found {metric!r}, expected {_METRICS}")
             return
         if split_stage(metric)[0] not in (*names, "joint"):
             raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from rankfall import registry
 from rankfall._config import KIND, OptionError, Section
 from rankfall._errors import did_you_mean
 from rankfall.option_types import Activation, Init, Share
@@ -25,7 +26,6 @@ from rankfall.training.config.component_checks import (
     check_metric,
     check_model,
     component_name,
-    is_own,
     like_reference,
     validate_model,
 )
@@ -146,7 +146,7 @@ def _read_model(value: object) -> object:
     if not isinstance(value, dict):
         return value
     kind = value.get("kind", "mlp")
-    if kind not in _BUILT_IN and not (isinstance(kind, str) and is_own("model", kind)):
+    if kind not in _BUILT_IN and not (registry.is_own("model", kind)):
         hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
     return with_preset(value, embedded=False)

@@ -16,7 +16,6 @@ from rankfall import registry
 from rankfall._config import ConfigError, explain, shown
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
 from rankfall.data.sources.rows.row_files import LOG, SUFFIXES, RowFile, delta_files, is_visible, known_suffix
-from rankfall.registry.option_values import check_value
 from rankfall.registry.references import absolute, source_of
 from rankfall.storage.disk import open_new
 from rankfall.storage.files import scratch_directory
@@ -249,7 +248,7 @@ def _checked(name: str, options: Mapping[str, Any]) -> Callable[..., object]:
     for option, value in options.items():
         if option in known and value is not None:
             try:
-                check_value(known[option], value)
+                known[option].check(value)
             except ValidationError as error:
                 raise ConfigError(explain(error, f"source.{option}")) from None
     return function
