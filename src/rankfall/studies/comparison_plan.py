@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Type
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain, read_source, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.training.config.cascade_config import CascadeTrainingConfig
@@ -41,7 +41,7 @@ Validated = TypeVar("Validated", bound=Section)
 
 def _check_seeds(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds {seeds} contain a seed twice")
+        raise RankfallError(f"seeds {seeds} contain a seed twice")
     return seeds
 
 
@@ -141,7 +141,7 @@ class ComparisonConfig(Section):
         if self.against is not None and self.against not in self.methods:
             hint = did_you_mean(self.against, self.methods)
             names = ", ".join(map(repr, self.methods))  # names may contain commas
-            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {names}")
+            raise RankfallError(f"against: found {self.against!r}{hint}; the methods are {names}")
         return self
 
     @model_validator(mode="after")
@@ -150,7 +150,9 @@ class ComparisonConfig(Section):
         for name, fold in (self.folds or {}).items():
             for split in fold.test:
                 if split in tested:
-                    raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
+                    raise RankfallError(
+                        f"folds {tested[split]} and {name} both test on {split}; a split is tested once"
+                    )
                 tested[split] = name
         return self
 
