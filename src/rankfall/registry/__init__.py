@@ -14,9 +14,9 @@ Names are known without importing torch. Options are known once the component is
 ('din', 'mlp', 'two_tower')
 >>> list(options("operator", "sparse_topk"))
 ['tau', 'p', 'variant']
->>> check_options("loss", "lambda_recall_loss", ["m", "k", "sigm"])
+>>> check_options("loss", "ranknet_loss", ["sigm"])
 Traceback (most recent call last):
-ValueError: lambda_recall_loss has no option 'sigm', did you mean 'sigma'; its options are m, k, positive_only, sigma
+rankfall.RankfallError: ranknet_loss has no option 'sigm', did you mean 'sigma'; its options are sigma
 """
 
 from rankfall.register import KINDS, Kind

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import ConfigDict, TypeAdapter
 
 from rankfall import option_types
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.register import KINDS, Kind, registered
 from rankfall.registry.builtin import BUILTINS
 from rankfall.registry.references import UnresolvedError, entry_point, entry_points, is_reference, resolve
@@ -92,7 +92,7 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
     if reference := entry_point(kind, name):
         return check_component(kind, name, resolve(kind, reference, installed=True))
     allowed = names(kind)
-    raise ValueError(f"{kind}: found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}")
+    raise RankfallError(f"{kind}: found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}")
 
 
 def python_name(kind: Kind, name: str) -> str:
@@ -149,10 +149,8 @@ def check_component(kind: Kind, name: str, component: object) -> Callable[..., A
     """
     found = ""
     is_class, is_module = inspect.isclass(component), _is_subclass(component, "torch.nn", "Module")
-    if kind in ("objective", "model"):
-        fits = is_module
-    else:
-        fits = not is_class or (kind == "loss" and is_module)
+    needs_module = kind in ("objective", "model")
+    fits = is_module if needs_module else not is_class or (kind == "loss" and is_module)
     if kind == "objective" and fits:
         fits = _is_subclass(component, "rankfall.objectives", "Objective")
         if fits and getattr(component, "terms", None) is sys.modules["rankfall.objectives"].Objective.terms:
@@ -341,10 +339,10 @@ def check_options(kind: Kind, name: str, given: Iterable[str]) -> None:
     parameters = inspect.signature(get(kind, name)).parameters.values() if unknown is not None else ()
     if unknown is not None and not any(one.kind is one.VAR_KEYWORD for one in parameters):
         hint = did_you_mean(unknown, list(allowed))
-        raise ValueError(f"{name} has no option {unknown!r}{hint}; its options are {', '.join(allowed) or 'none'}")
+        raise RankfallError(f"{name} has no option {unknown!r}{hint}; its options are {', '.join(allowed) or 'none'}")
     for required in (one.name for one in allowed.values() if one.required):
         if required not in given:
-            raise ValueError(f"{name} needs the option {required!r}")
+            raise RankfallError(f"{name} needs the option {required!r}")
 
 
 _NAMES: dict[str, Any] = {

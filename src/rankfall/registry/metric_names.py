@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 from pydantic import ValidationError
 
 from rankfall import registry
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.register import registered
 from rankfall.registry.references import is_reference, split_cutoffs
 from rankfall.storage.trust import stored_code
@@ -64,7 +64,7 @@ def parse_name(name: str) -> MetricName:
             return MetricName(name, word, values | fixed, about is None or about.higher_is_better)
     whole = all(_accepts(one, int) and not _accepts(one, float) for one in given)
     kind = "whole numbers above 0" if whole else "numbers in the range of the signature"
-    raise ValueError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
+    raise RankfallError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
 
 
 def check_word(name: str, others: Iterable[str] = ()) -> None:
@@ -81,7 +81,7 @@ def check_word(name: str, others: Iterable[str] = ()) -> None:
     word, _ = split_cutoffs(name)
     allowed = [*registry.names("metric"), *others]
     if not is_reference(word) and word not in allowed:
-        raise ValueError(f"found {name!r}{did_you_mean(word, allowed)}; allowed are {', '.join(allowed)}")
+        raise RankfallError(f"found {name!r}{did_you_mean(word, allowed)}; allowed are {', '.join(allowed)}")
 
 
 def forms(function: str | None = None) -> list[str]:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rankfall import register
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry import user_files
 from rankfall.registry.builtin import BUILTINS
 from rankfall.storage.trust import UntrustedError, check_import, is_trusted
@@ -36,7 +36,7 @@ ENTRY_POINTS = "rankfall"
 """Group of the entry points that name components: ``"loss.focal" = "my_package.losses:focal"``."""
 
 
-class UnresolvedError(ValueError):
+class UnresolvedError(RankfallError):
     """A reference to a module, file or attribute that does not exist, or code that cannot be imported."""
 
 
@@ -394,7 +394,7 @@ def _source(kind: Kind, name: str, file: Path | None) -> Source:
     return Source(kind, name, str(file), _LOADED.get(str(file)) or user_files.sha256(file))
 
 
-class SourceError(ValueError):
+class SourceError(RankfallError):
     """Code of a trained model is missing or has changed."""
 
 

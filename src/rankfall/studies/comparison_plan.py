@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Type
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain, read_source, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.training.config.cascade_config import CascadeTrainingConfig
-from rankfall.training.config.component_checks import measures
+from rankfall.training.config.component_checks import measures, names_first
 from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option, validate_any
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig
 from rankfall.training.config.sections import Count, Names
@@ -41,7 +41,7 @@ Validated = TypeVar("Validated", bound=Section)
 
 def _check_seeds(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds {seeds} contain a seed twice")
+        raise RankfallError(f"seeds {seeds} contain a seed twice")
     return seeds
 
 
@@ -141,7 +141,7 @@ class ComparisonConfig(Section):
         if self.against is not None and self.against not in self.methods:
             hint = did_you_mean(self.against, self.methods)
             names = ", ".join(map(repr, self.methods))  # names may contain commas
-            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {names}")
+            raise RankfallError(f"against: found {self.against!r}{hint}; the methods are {names}")
         return self
 
     @model_validator(mode="after")
@@ -150,7 +150,9 @@ class ComparisonConfig(Section):
         for name, fold in (self.folds or {}).items():
             for split in fold.test:
                 if split in tested:
-                    raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
+                    raise RankfallError(
+                        f"folds {tested[split]} and {name} both test on {split}; a split is tested once"
+                    )
                 tested[split] = name
         return self
 
@@ -165,11 +167,12 @@ _SECTIONS = {  # that a method may change, by the kind of the methods that do no
 _COMMON = {"ranker": ("metrics",), "cascade": ("stage_metrics", "feedback")}  # the same for all methods
 
 
+@names_first
 def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
     """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+        ConfigError: If a key or value is wrong, also one of a method. Names are checked before components are imported.
     """
     content, where = read_source(path)
     config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
@@ -224,7 +227,7 @@ class Plan:
         return self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
 
     def check_configs(self) -> None:
-        """Validate the configurations of all trials. Those of built-in components need no torch."""
+        """Validate the configurations of all trials."""
         for fold in self.folds:
             for method, candidates in self.candidates.items():
                 for settings in candidates:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
 
@@ -23,7 +23,7 @@ from rankfall.registry import Option, metric_names
 from rankfall.registry.references import UnresolvedError, absolute, find, is_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from rankfall.registry import Kind
 
@@ -40,6 +40,8 @@ _TOPK_OPTIONS = {
 }
 
 Model = TypeVar("Model", bound=BaseModel)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 _IMPORTS: ContextVar[bool] = ContextVar("whether components may be imported", default=True)
 
@@ -61,14 +63,25 @@ def validate_model(model: type[Model], content: Mapping[str, Any], where: str) -
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
     try:
-        token = _IMPORTS.set(False)
-        try:
-            model.model_validate(dict(content))
-        finally:
-            _IMPORTS.reset(token)
-        return model.model_validate(dict(content))
+        return names_first(model.model_validate)(dict(content))
     except ValidationError as error:
         raise ConfigError(explain(error, where)) from None
+
+
+def names_first(validate: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function that validates configurations run first without importing components, then with their options."""
+
+    @wraps(validate)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if imports_allowed():
+            token = _IMPORTS.set(False)
+            try:
+                validate(*args, **kwargs)
+            finally:
+                _IMPORTS.reset(token)
+        return validate(*args, **kwargs)
+
+    return call
 
 
 class Schedule(NamedTuple):
@@ -240,10 +253,12 @@ def _check_value(option: Option, value: Any) -> None:
 
 def _check_part(option: Option, value: Any) -> None:
     """Check the name of an operator or loss, or a mapping of its name and options."""
-    name, kind = option.name, "loss" if option.part == "loss" else "operator"
+    name = option.name
+    kind: Kind = "loss" if option.part == "loss" else "operator"
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise OptionError(f"found {shown(value)}, expected the name of a {kind} or {{name: ..., its options}}", name)
+        what = "a loss's name" if kind == "loss" else "an operator's name"
+        raise OptionError(f"found {shown(value)}, expected {what} or {{name: ..., its options}}", name)
     path = (name,) if isinstance(value, str) else (name, "name")
     check_name(kind, given["name"], *path, allowed=registry.SORTS if option.part == "sort" else None)
     options = {key: one for key, one in given.items() if key != "name"}
