@@ -51,7 +51,7 @@ def parse_name(name: str) -> MetricName:
         {'m': 20, 'k': 10}
         >>> parse_name("recall@20")
         Traceback (most recent call last):
-        ValueError: found 'recall@20'; expected recall@m@k, where cutoffs are whole numbers above 0
+        rankfall.RankfallError: found 'recall@20'; expected recall@m@k, where cutoffs are whole numbers above 0
     """
     check_word(name)
     word, cutoffs = split_cutoffs(name)
@@ -73,10 +73,6 @@ def check_word(name: str, others: Iterable[str] = ()) -> None:
     Args:
         name: Name with cutoffs.
         others: Further names that are allowed, without cutoffs.
-
-    >>> check_word("ndgc@10")
-    Traceback (most recent call last):
-    ValueError: found 'ndgc@10', did you mean 'ndcg'; allowed are arp, hit_rate, map, mrr, ndcg, ndcg_linear, ...
     """
     word, _ = split_cutoffs(name)
     allowed = [*registry.names("metric"), *others]
