@@ -182,7 +182,7 @@ def test_partitions_are_merged_by_time(kafka_mock: KafkaMock, tmp_path: Path) ->
     producer = Producer({"bootstrap.servers": kafka_mock.address})
     payload = encode(events("last"), 10_000)[0][0]
     for partition in partitions:  # at the same place of every partition, with times in the reverse order
-        headers = {"rankfall-kind": "events", "rankfall-id": f"last {partition}"}
+        headers: dict[str, str | bytes | None] = {"rankfall-kind": "events", "rankfall-id": f"last {partition}"}
         producer.produce("merged", payload, partition=partition, headers=headers, timestamp=10**12 * (9 - partition))
     assert producer.flush(20) == 0
     source, received = open_source(url), list[Message]()
