@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._config import dump
+from rankfall._errors import RankfallError
 from rankfall.reporting.comparison import comparison_page_blocks
 from rankfall.reporting.diagnosis import advise
 from rankfall.reporting.files import first_evaluations, write_report
@@ -156,7 +157,7 @@ def _first_run(result: ComparisonResult, out: Path) -> Path:
         ValueError: If a run failed.
     """
     for failure in result.failed:
-        raise ValueError(f"{failure.method}, {failure.run}: {failure.message}")
+        raise RankfallError(f"{failure.method}, {failure.run}: {failure.message}")
     method = next(method for method in result.methods if method.name == AS_ONE)
     assert method.runs
     return out / method.runs[0].directory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from rankfall._errors import RankfallError
 from rankfall._tables import Tables, draws
 from rankfall.reporting.blocks import figures_in
 from rankfall.reporting.comparison import (
@@ -105,7 +106,7 @@ def blocks_of(path: Path) -> tuple[str, list[Block]]:
         return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
         return run_page_blocks(path)
-    raise ValueError(_NO_RESULT.format(path=path))
+    raise RankfallError(_NO_RESULT.format(path=path))
 
 
 def _comparison_page(result: ComparisonResult, path: Path) -> tuple[str, list[Block]]:
@@ -149,7 +150,7 @@ def _check_replaceable(out: Path) -> None:
         and out.is_file()
         and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")
     ):
-        raise ValueError(f"out: {out} exists and is not a report; name another file")
+        raise RankfallError(f"out: {out} exists and is not a report; name another file")
 
 
 AnyTables = TypeVar("AnyTables", bound=Tables)

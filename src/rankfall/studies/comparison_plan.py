@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Type
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain, read_source, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
 from rankfall.studies.results import point_name, value_text
@@ -42,7 +42,7 @@ Validated = TypeVar("Validated", bound=Section)
 
 def _check_seeds(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds {seeds} contain a seed twice")
+        raise RankfallError(f"seeds {seeds} contain a seed twice")
     return seeds
 
 
@@ -63,7 +63,7 @@ def errors_of(where: str) -> Iterator[None]:
     """Context of checks whose errors name keys only: each line of them gets a prefix, such as the path of the file."""
     try:
         yield
-    except ValueError as error:
+    except RankfallError as error:
         raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
 
 
@@ -83,9 +83,9 @@ def _check_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
         named = isinstance(values, dict) and all(isinstance(settings, dict) for settings in values.values())
         if not values or not (named or isinstance(values, list)):
             expected = "a list of values, or named points with the keys that they change"
-            raise ValueError(f"{key}: found {shown(values)}, expected {expected}")
+            raise RankfallError(f"{key}: found {shown(values)}, expected {expected}")
         if len({value_text(value) for value in values}) < len(values):
-            raise ValueError(f"{key}: found {shown(values)}, expected different values")
+            raise RankfallError(f"{key}: found {shown(values)}, expected different values")
     return sweep
 
 
@@ -162,7 +162,7 @@ class ComparisonConfig(Section):
         if self.against is not None and self.against not in methods:
             hint = did_you_mean(self.against, methods)
             names = ", ".join(map(repr, methods))  # names may contain commas
-            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {names}")
+            raise RankfallError(f"against: found {self.against!r}{hint}; the methods are {names}")
         return self
 
     @model_validator(mode="after")
@@ -171,7 +171,9 @@ class ComparisonConfig(Section):
         for name, fold in (self.folds or {}).items():
             for split in fold.test:
                 if split in tested:
-                    raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
+                    raise RankfallError(
+                        f"folds {tested[split]} and {name} both test on {split}; a split is tested once"
+                    )
                 tested[split] = name
         return self
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from rankfall._errors import RankfallError
 from rankfall.serving.recording.collect import MAX_MESSAGES, RECEIVE_SECONDS
 from rankfall.serving.recording.record_segments import Message, encode
 from rankfall.serving.recording.sinks import SinkError
@@ -78,7 +79,7 @@ def _properties(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"properties: {path} cannot be read: {error}") from None
+        raise RankfallError(f"properties: {path} cannot be read: {error}") from None
     found = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -86,7 +87,7 @@ def _properties(path: Path) -> dict[str, str]:
             continue
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ValueError(f"properties: {path}, line {number}: expected name=value")
+            raise RankfallError(f"properties: {path}, line {number}: expected name=value")
         found[name.strip()] = value.strip()
     return found
 
@@ -100,7 +101,7 @@ def made(make: Callable[[dict[str, Any]], Any], values: dict[str, Any]) -> Any:
     try:
         return make(values)
     except KafkaException as error:
-        raise ValueError(f"properties: {error.args[0].str()}") from None
+        raise RankfallError(f"properties: {error.args[0].str()}") from None
 
 
 def find_topic(client: Any, url: BrokerUrl, state: BrokerState, *, seconds: float = CONNECT_SECONDS) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from rankfall._errors import RankfallError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, SEGMENT_BYTES, SEGMENT_SECONDS, SegmentWriter
 from rankfall.storage import disk as _disk
 
@@ -112,24 +113,24 @@ def parse_sink(target: str, *, expected: str = f"a directory, {BROKERS}") -> Pat
     """
     if "://" not in target:
         if not target or "\0" in target:
-            raise ValueError(f"found {target!r}, expected {expected}")
+            raise RankfallError(f"found {target!r}, expected {expected}")
         return Path(target)
     try:
         parts = urlsplit(target)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise ValueError(f"{shown_target(target)} is not a URL ({error})") from None
+        raise RankfallError(f"{shown_target(target)} is not a URL ({error})") from None
     if parts.scheme not in _QUERIES:
-        raise ValueError(f"found {shown_target(target)}, expected {expected}")
+        raise RankfallError(f"found {shown_target(target)}, expected {expected}")
     unknown = sorted(query.keys() - set(_QUERIES[parts.scheme]))
     if unknown or parts.fragment:
         allowed = " or ".join(_QUERIES[parts.scheme]) or "nothing"
-        raise ValueError(
+        raise RankfallError(
             f"{shown_target(target)}: found {', '.join(unknown) or '#'} after the path, expected {allowed}"
         )
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-            raise ValueError(f"found {shown_target(target)}, expected file:///DIR with an absolute path")
+            raise RankfallError(f"found {shown_target(target)}, expected file:///DIR with an absolute path")
         return Path(unquote(parts.path))
     return _broker(target, parts, query)
 
@@ -138,11 +139,11 @@ def _broker(target: str, parts: SplitResult, query: Mapping[str, str]) -> Broker
     word, pattern, rule = _NAMES[parts.scheme]
     name = parts.path.removeprefix("/")
     if not pattern.fullmatch(name):
-        raise ValueError(f"{shown_target(target)}: found {name!r} as {word}, expected {rule}")
+        raise RankfallError(f"{shown_target(target)}: found {name!r} as {word}, expected {rule}")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, _, password = userinfo.partition(":")
     if user and parts.scheme == "kafka":
-        raise ValueError(
+        raise RankfallError(
             f"{shown_target(target)}: Kafka takes no user in its URL; write ?properties=FILE with "
             "sasl.username and sasl.password"
         )
@@ -156,7 +157,7 @@ def _server(target: str, text: str, default: int) -> str:
     found = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?", text)
     port = int(found["port"] or default) if found else 0
     if found is None or not 0 < port < 65536:
-        raise ValueError(f"{shown_target(target)}: found {text!r} as server, expected HOST:PORT")
+        raise RankfallError(f"{shown_target(target)}: found {text!r} as server, expected HOST:PORT")
     return f"{found['host']}:{port}"
 
 
@@ -248,6 +249,6 @@ def requires_extra(scheme: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise RankfallError(
             f"{scheme}:// needs {error.name}, which is not installed: pip install 'rankfall[{scheme}]'"
         ) from None
