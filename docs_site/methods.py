@@ -41,9 +41,9 @@ _TITLES: dict[Kind, str] = {"operator": "Operators", "loss": "Losses", "objectiv
 # Sections with a table whose cells name methods as code.
 _USES: dict[Kind, str] = {
     "operator": "how-to/choose-an-operator.md#which-operator",
-    "loss": "reference/losses.md#losses",
-    "objective": "reference/models-and-objectives.md#objectives",
-    "model": "reference/models-and-objectives.md#models",
+    "loss": "reference/methods-in-short.md#losses",
+    "objective": "reference/methods-in-short.md#objectives",
+    "model": "reference/methods-in-short.md#models",
 }
 _COSTS: dict[Kind, tuple[str, ...]] = {
     "operator": ("reference/costs.md#operators", "reference/costs.md#a-training-step"),
@@ -52,7 +52,7 @@ _COSTS: dict[Kind, tuple[str, ...]] = {
     "model": (),
 }
 _VARIANT = "Published and sound variant"
-_VARIANTS = "reference/models-and-objectives.md#published-and-sound-variants"
+_VARIANTS = "reference/methods-in-short.md#published-and-sound-variants"
 MEASURED = yaml.safe_load((Path(__file__).parent / "measured.yaml").read_text(encoding="utf-8"))
 
 

@@ -230,6 +230,6 @@ function has no witness.
 | *extremes* | scores of 1e4, ties, one item, empty lists, k >= n |
 | *compile* | `torch.compile` in one graph |
 | *meta device* | no assumption about the device |
-| *stand-in device* | values and gradients on a [stand-in for a GPU](devices.md) are those of a CPU |
+| *stand-in device* | as a CPU on a [stand-in for a GPU](../concepts/distributed-training.md#devices) |
 | *shapes and types* | all numbers of dimensions and dtypes |
 """

@@ -80,9 +80,9 @@ def test_every_row_of_measured_results_exists() -> None:
 
 
 def test_links_of_moved_rows_lead_to_the_same_page() -> None:
-    text = "[a](losses.md#x) [b](#here) [c](../how-to/train.md)"
-    moved = methods.moved(text, "reference/metrics.md#y", "methods/losses/z.md")
-    assert moved == "[a](../../reference/losses.md#x) [b](../../reference/metrics.md#here) [c](../../how-to/train.md)"
+    text = "[a](metrics.md#x) [b](#here) [c](../how-to/train.md)"
+    moved = methods.moved(text, "reference/results.md#y", "methods/losses/z.md")
+    assert moved == "[a](../../reference/metrics.md#x) [b](../../reference/results.md#here) [c](../../how-to/train.md)"
 
 
 def test_directories_of_the_navigation_hold_the_pages_that_nobody_names() -> None:

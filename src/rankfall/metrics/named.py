@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
+from rankfall._errors import RankfallError
 from rankfall.registry import option_values as metric_names
 from rankfall.registry.option_values import parse_name
 from rankfall.registry.option_values import unknown_metric as unknown_metric
@@ -44,11 +45,11 @@ class NamedMetric:
         """Return one value per list; see :mod:`rankfall.metrics` for the arguments."""
         values = self.function(scores, labels, mask=mask, **self._empty, **self.options)
         if not hasattr(values, "shape"):
-            raise ValueError(
+            raise RankfallError(
                 f"metric {self.name}: found {type(values).__name__}, expected a tensor, one value per list"
             )
         if values.shape != scores.shape[:-1]:
-            raise ValueError(
+            raise RankfallError(
                 f"metric {self.name}: found values of shape {tuple(values.shape)}, expected one value per list, "
                 f"{tuple(scores.shape[:-1])}"
             )

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.models.embedding import FeatureEmbedding, ImpressionFeatures, RequestFeatures
 from rankfall.models.layers import ACTIVATIONS, FeatureScaling
 from rankfall.models.scorers import DIN, MLP, EmbeddingMLP, Linear, Scorer, TwoTower
@@ -82,7 +82,7 @@ def from_config(
     options = dict(config)
     kind = options.pop("kind", None)
     if kind not in KINDS:
-        raise ValueError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
+        raise RankfallError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
     registry.check_options("model", kind, options)
     model: Any = KINDS[kind]
     scorer: Scorer = model(features, tables=tables, **options)

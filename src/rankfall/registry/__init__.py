@@ -12,9 +12,9 @@ It builds nothing. A name is, in this order,
 ('din', 'mlp', 'two_tower')
 >>> list(options("operator", "sparse_topk"))
 ['tau', 'p', 'variant']
->>> check_options("loss", "lambda_recall_loss", ["m", "k", "sigm"])
+>>> check_options("loss", "ranknet_loss", ["sigm"])
 Traceback (most recent call last):
-ValueError: lambda_recall_loss has no option 'sigm', did you mean 'sigma'; its options are m, k, positive_only, sigma
+rankfall.RankfallError: ranknet_loss has no option 'sigm', did you mean 'sigma'; its options are sigma
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.register import KINDS as KINDS
 from rankfall.register import Kind as Kind
 from rankfall.register import registered
@@ -96,7 +96,7 @@ def get(kind: Kind, name: str) -> Callable[..., Any]:
         return check_component(kind, name, registered(kind)[name].component)
     if reference := entry_point(kind, name):
         return check_component(kind, name, resolve(kind, reference, installed=True))
-    raise ValueError(f"{kind}: {unknown(kind, name)}")
+    raise RankfallError(f"{kind}: {unknown(kind, name)}")
 
 
 @cache
@@ -178,10 +178,12 @@ def check_options(kind: Kind, name: str, given: Iterable[str]) -> None:
     for option in given:
         if option not in allowed and not takes_any_option(kind, name):
             hint = did_you_mean(option, list(allowed))
-            raise ValueError(f"{name} has no option {option!r}{hint}; its options are {', '.join(allowed) or 'none'}")
+            raise RankfallError(
+                f"{name} has no option {option!r}{hint}; its options are {', '.join(allowed) or 'none'}"
+            )
     for required in (one.name for one in allowed.values() if one.required):
         if required not in given:
-            raise ValueError(f"{name} needs the option {required!r}")
+            raise RankfallError(f"{name} needs the option {required!r}")
 
 
 def config_value(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rankfall import option_types, registry
+from rankfall._errors import RankfallError
 from rankfall.register import registered
 from rankfall.registry.references import UnresolvedError, entry_points, find, is_reference, split_cutoffs
 from rankfall.registry.signatures import REQUIRED, builtins
@@ -145,7 +146,7 @@ def parse_name(name: str) -> MetricName:
         {'m': 20, 'k': 10}
         >>> parse_name("recall@20")
         Traceback (most recent call last):
-        ValueError: found 'recall@20'; expected recall@m@k, where cutoffs are whole numbers above 0
+        rankfall.RankfallError: found 'recall@20'; expected recall@m@k, where cutoffs are whole numbers above 0
     """
     word, cutoffs = split_cutoffs(name)
     if not is_reference(word) and not registry.is_known("metric", word):
@@ -158,7 +159,7 @@ def parse_name(name: str) -> MetricName:
             return MetricName(name, word, values | dict(_fixed(word)), higher_is_better(word))
     whole = all(_accepts(one, int) and not _accepts(one, float) for one in given)
     kind = "whole numbers above 0" if whole else "numbers in the range of the signature"
-    raise ValueError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
+    raise RankfallError(f"found {name!r}; expected {' or '.join(name_forms(word))}, where cutoffs are {kind}")
 
 
 def forms(function: str | None = None) -> list[str]:
@@ -184,12 +185,12 @@ def unknown_metric(name: str, allowed: Sequence[str]) -> ValueError:
     """Return the error for a name that is none of the allowed forms, with the closest of them.
 
     >>> unknown_metric("ndgc@10", ["ndcg", "ndcg@k", "mrr"])
-    ValueError("found 'ndgc@10', did you mean ndcg@k; allowed are ndcg, ndcg@k, mrr")
+    RankfallError("found 'ndgc@10', did you mean ndcg@k; allowed are ndcg, ndcg@k, mrr")
     """
     by_word = {form.partition("@")[0]: form for form in allowed}  # of several forms, the last one has the cutoff
     close = get_close_matches(name.partition("@")[0], by_word, n=1)
     hint = f", did you mean {by_word[close[0]]}" if close else ""
-    return ValueError(f"found {name!r}{hint}; allowed are {', '.join(allowed)}")
+    return RankfallError(f"found {name!r}{hint}; allowed are {', '.join(allowed)}")
 
 
 def higher_is_better(name: str) -> bool:

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rankfall import register
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.register import KINDS, registered
 from rankfall.registry import user_files
 from rankfall.registry.signatures import place as builtin_place
@@ -39,7 +39,7 @@ ENTRY_POINTS = "rankfall"
 """Group of the entry points that name components: ``"loss.focal" = "my_package.losses:focal"``."""
 
 
-class UnresolvedError(ValueError):
+class UnresolvedError(RankfallError):
     """A reference to a module, file or attribute that does not exist, or code that cannot be imported."""
 
 
@@ -582,7 +582,7 @@ def _refuse(kind: Kind, name: str, found: str) -> str:
     return f"found {name!r}, which {found}; expected {CONTRACTS[kind]}"
 
 
-class SourceError(ValueError):
+class SourceError(RankfallError):
     """Code of a trained model is missing or has changed."""
 
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from rankfall._errors import RankfallError
 from rankfall.register import Kind, snake_case
 
 if TYPE_CHECKING:
@@ -287,7 +288,7 @@ def builtins(kind: Kind) -> Mapping[str, Builtin]:
     if len(by_name) < len(found):
         twice = next(one.name for one in found if [other.name for other in found].count(one.name) > 1)
         places = [f"{one.module}.{one.attribute}" for one in found if one.name == twice]
-        raise ValueError(f"{kind}: {twice!r} is registered twice: by {' and by '.join(places)}")
+        raise RankfallError(f"{kind}: {twice!r} is registered twice: by {' and by '.join(places)}")
     return by_name
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankfall import losses, registry
 from rankfall._config import ConfigError
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order
 from rankfall.data import ImpressionLoader
 from rankfall.metrics.named import parse
@@ -512,7 +513,7 @@ class Ranker(nn.Module):
             features = torch.tensor(features)
         expected = len(self.scaling.mean)
         if features.shape[-1] != expected:
-            raise ValueError(f"features must have {expected} columns, got {features.shape[-1]}")
+            raise RankfallError(f"features must have {expected} columns, got {features.shape[-1]}")
         output = self(features)
         return losses.expected_grade(output) if self.grades else output
 

@@ -1,6 +1,6 @@
 """Checks for common mistakes in a log: one small function per check, which reads the figures and yields warnings.
 
-To add a check, write a function and add it to `CHECKS`; docs/reference/log-checks.md documents each check.
+To add a check, write a function and add it to `CHECKS`; docs/reference/impression-log.md documents each check.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from rankfall._errors import RankfallError
 from rankfall.serving.recording import sinks
 from rankfall.serving.recording.collect import MAX_MESSAGES, RECEIVE_SECONDS
 from rankfall.serving.recording.record_segments import Message
@@ -81,7 +82,7 @@ def connect(make: Any, url: BrokerUrl, state: BrokerState, own: dict[str, Any]) 
     try:
         return make(values)
     except KafkaException as error:
-        raise ValueError(f"properties: {error.args[0].str()}") from None
+        raise RankfallError(f"properties: {error.args[0].str()}") from None
 
 
 def _properties(path: Path) -> dict[str, str]:
@@ -89,7 +90,7 @@ def _properties(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"properties: {path} cannot be read: {error}") from None
+        raise RankfallError(f"properties: {path} cannot be read: {error}") from None
     found = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -97,7 +98,7 @@ def _properties(path: Path) -> dict[str, str]:
             continue
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ValueError(f"properties: {path}, line {number}: expected name=value")
+            raise RankfallError(f"properties: {path}, line {number}: expected name=value")
         found[name.strip()] = value.strip()
     return found
 

@@ -23,6 +23,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.record_segments import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
 from rankfall.serving.recording.sinks import parse_sink
@@ -466,7 +467,7 @@ def sampling_key(target: str) -> bytes:
                 write_file(path, secrets.token_bytes(_KEY_BYTES), mode=0o600)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes, expected {_KEY_BYTES}; delete it to create another key")
+        raise RankfallError(f"{path} has {len(key)} bytes, expected {_KEY_BYTES}; delete it to create another key")
     return key
 
 

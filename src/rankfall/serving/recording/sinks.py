@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from rankfall._errors import RankfallError
 from rankfall.serving.recording.record_segments import (
     EVENTS,
     SAMPLES,
@@ -137,40 +138,40 @@ def parse_sink(target: str, *, expected: str = f"a directory, {BROKERS}") -> Pat
     """
     if "://" not in target:
         if not target or "\0" in target:
-            raise ValueError(f"found {target!r}, expected {expected}")
+            raise RankfallError(f"found {target!r}, expected {expected}")
         return Path(target)
     shown = shown_target(target)
     try:
         parts = urlsplit(target)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise ValueError(f"{shown} is not a URL ({error})") from None
+        raise RankfallError(f"{shown} is not a URL ({error})") from None
     scheme = _BROKERS.get(parts.scheme)
     if scheme is None and parts.scheme != "file":
-        raise ValueError(f"found {shown}, expected {expected}")
+        raise RankfallError(f"found {shown}, expected {expected}")
     options = () if scheme is None else scheme.options
     unknown = sorted(query.keys() - set(options))
     if unknown or parts.fragment:
         allowed = " or ".join(options) or "nothing"
-        raise ValueError(f"{shown}: found {', '.join(unknown) or '#'} after the path, expected {allowed}")
+        raise RankfallError(f"{shown}: found {', '.join(unknown) or '#'} after the path, expected {allowed}")
     if scheme is None:
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-            raise ValueError(f"found {shown}, expected file:///DIR with an absolute path")
+            raise RankfallError(f"found {shown}, expected file:///DIR with an absolute path")
         return Path(unquote(parts.path))
     name = parts.path.removeprefix("/")
     if not re.fullmatch(scheme.pattern, name):
-        raise ValueError(f"{shown}: found {name!r} as {scheme.word}, expected {scheme.rule}")
+        raise RankfallError(f"{shown}: found {name!r} as {scheme.word}, expected {scheme.rule}")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, _, password = (unquote(part) for part in userinfo.partition(":"))
     if user and parts.scheme == "kafka":
         hint = "write ?properties=FILE with sasl.username and sasl.password"
-        raise ValueError(f"{shown}: Kafka takes no user in its URL; {hint}")
+        raise RankfallError(f"{shown}: Kafka takes no user in its URL; {hint}")
     servers = []
     for host in hosts.split(","):
         found = _SERVER.fullmatch(host)
         port = int(found["port"] or scheme.port) if found else 0
         if found is None or not 0 < port < 65536:
-            raise ValueError(f"{shown}: found {host!r} as server, expected HOST:PORT")
+            raise RankfallError(f"{shown}: found {host!r} as server, expected HOST:PORT")
         servers.append(f"{found['host']}:{port}")
     return BrokerUrl(parts.scheme, tuple(servers), name, user or None, password or None, query)
 
@@ -339,6 +340,6 @@ def requires_extra(scheme: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise RankfallError(
             f"{scheme}:// needs {error.name}, which is not installed: pip install 'rankfall[{scheme}]'"
         ) from None

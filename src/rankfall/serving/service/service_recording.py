@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from rankfall._errors import RankfallError
 from rankfall.encoding import BadValueError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES
 from rankfall.serving.recording.recorder import (
@@ -53,7 +54,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
         stages = len(served.bundle.stages)
         if len(counts) not in (1, stages):
             found = ",".join(map(str, counts))
-            raise ValueError(
+            raise RankfallError(
                 f"sample-items: found {found}, expected one number, or {stages} numbers for the stages "
                 f"{', '.join(served.bundle.names)} of {served.bundle.path}"
             )
@@ -67,7 +68,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
     except OSError as error:
         raise OSError(f"samples: {shown_target(settings.samples)} cannot be written ({error})") from None
     except ValueError as error:
-        raise ValueError(f"samples: {error}") from None
+        raise RankfallError(f"samples: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from rankfall._config import ConfigError, Section, read_source
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import short_name
 from rankfall.studies.comparison_plan import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
@@ -72,7 +72,7 @@ class StreamConfig(Section):
             if key not in allowed:
                 why = "; a stream tests on every day, then trains on it" if key in _USES else ""
                 hint = did_you_mean(key, allowed)
-                raise ValueError(f"data: unknown key {key!r}{hint}; allowed are {', '.join(allowed)}{why}")
+                raise RankfallError(f"data: unknown key {key!r}{hint}; allowed are {', '.join(allowed)}{why}")
         return self
 
     @property
