@@ -26,6 +26,7 @@ from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
 from rankfall.storage.trust import stored_code
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
+from rankfall.studies.evaluate import evaluation_files
 from rankfall.studies.plan.plan_result import PlanResult
 from rankfall.studies.results import ComparisonResult, EvaluationSummary, SearchResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
@@ -112,14 +113,19 @@ def _comparison_page(result: ComparisonResult, path: Path) -> tuple[str, list[Bl
     own = _text(path / COMPARISON_CONFIG)
     command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}" if own else ""
     config = own or _text(path / CONFIG)  # of a demo
-    measured = _evaluations(result, path)
+    measured = first_evaluations(result, path)
     return f"Comparison {path.name}", comparison_page_blocks(result, command=command, config=config, measured=measured)
 
 
-def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
-    """Return the evaluations of the runs that are still there."""
-    files = [path / run.directory / "evaluation.json" for method in result.methods for run in method.runs or ()]
-    return [SplitEvaluation.load(file) for file in files if file.is_file()]
+def first_evaluations(result: ComparisonResult, path: Path) -> dict[str, SplitEvaluation]:
+    """Return the first evaluation of each method that is still there."""
+    found: dict[str, SplitEvaluation] = {}
+    for method in result.methods:
+        files = (evaluation_files(path / run.directory)[0] for run in method.runs or ())
+        file = next((file for file in files if file.is_file()), None)
+        if file is not None:
+            found[method.name] = SplitEvaluation.load(file)
+    return found
 
 
 def _stream_page(result: StreamResult, path: Path) -> tuple[str, list[Block]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,8 +116,7 @@ class ServiceRecording:
         metrics = self._metrics
         self._recorder = Recorder(
             open_sink(self._target),
-            count=metrics.record_samples,
-            count_error=lambda: metrics.record_sink_error(SAMPLES),
+            count=partial(metrics.record_written, SAMPLES),
             counts=self._counts,
             max_requests=limits.SAMPLE_QUEUE,
             max_bytes=limits.SAMPLE_QUEUE_BYTES,
@@ -124,8 +124,7 @@ class ServiceRecording:
         self._events = EventWriter(
             open_sink(self._target),
             self.clock,
-            count=metrics.record_events,
-            count_error=lambda: metrics.record_sink_error(EVENTS),
+            count=partial(metrics.record_written, EVENTS),
             max_events=limits.EVENT_QUEUE,
         )
         self._recorder.start()
@@ -294,17 +293,12 @@ class ServiceMetrics:
         """Count a new bundle, which was ``taken`` or ``refused``."""
         self._swaps.labels(result).inc()
 
-    def record_samples(self, result: str, requests: int) -> None:
-        """Count answered requests, whose records were ``written``, ``unsampled`` or ``dropped``."""
-        self._samples.labels(result).inc(requests)
-
-    def record_events(self, result: str, events: int) -> None:
-        """Count events, which were ``written`` or ``refused``."""
-        self._events.labels(result).inc(events)
-
-    def record_sink_error(self, kind: str) -> None:
-        """Count an error of the sink of samples or of events."""
-        self._sink_errors.labels(kind).inc()
+    def record_written(self, kind: str, result: str, records: int) -> None:
+        """Count samples or events by what happened to them, or ``errors`` of their sink."""
+        if result == "errors":
+            self._sink_errors.labels(kind).inc(records)
+        elif records:
+            (self._samples if kind == SAMPLES else self._events).labels(result).inc(records)
 
     def update_queue(self) -> None:
         """Set the gauges of the queues."""

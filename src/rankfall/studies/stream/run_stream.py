@@ -161,7 +161,7 @@ def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, 
     return summarise(
         Outcome(
             values={method: {metric: of[method] for metric, of in values.items()} for method in methods},
-            chance=chance,
+            chance=dict.fromkeys(methods, chance),
             higher_is_better={metric: higher_is_better(metric) for metric in values},
             folds=[len(next(iter(chance.values())))],
         )
