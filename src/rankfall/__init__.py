@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rankfall import api, data, losses, metrics, models, objectives, ops, option_types, register
     from rankfall import serving as serving
     from rankfall._config import ConfigError, ResultError
+    from rankfall._errors import RankfallError
     from rankfall.api import (
         RankfallWarning,
         clean,
@@ -55,6 +56,7 @@ __all__ = [
     "Cascade",
     "ConfigError",
     "Ranker",
+    "RankfallError",
     "RankfallWarning",
     "ResultError",
     "Stage",
@@ -106,6 +108,7 @@ _PLACES = {  # modules of the names that are not modules themselves
         *("report", "reproduce", "simulate", "stream", "train", "tune"),
     ),
     "rankfall._config": ("ConfigError", "ResultError"),
+    "rankfall._errors": ("RankfallError",),
     "rankfall.training.run_directory": ("Stopped", "TrainingError"),
 }
 

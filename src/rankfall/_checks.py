@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rankfall._errors import RankfallError
 from rankfall.option_types import LARGEST, LARGEST_COUNT, LARGEST_SCALE, SMALLEST_SCALE
 
 if TYPE_CHECKING:
@@ -156,13 +157,13 @@ def check_shape(name: str, tensor: Tensor, shape: torch.Size, *, of: str = "scor
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.shape != shape:
-        raise ValueError(f"{name} must have the shape of {of}, {tuple(shape)}, got {tuple(tensor.shape)}")
+        raise RankfallError(f"{name} must have the shape of {of}, {tuple(shape)}, got {tuple(tensor.shape)}")
 
 
 def check_device(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
     """Raise an error unless `tensor` is on the device of `like`, the argument named `of`."""
     if tensor.device != like.device:
-        raise ValueError(f"{name} must be on the device of {of}, {like.device}, got {tensor.device}")
+        raise RankfallError(f"{name} must be on the device of {of}, {like.device}, got {tensor.device}")
 
 
 def check_like(name: str, tensor: Tensor, like: Tensor, *, of: str = "scores") -> None:
@@ -177,9 +178,9 @@ def check_count(name: str, value: int, *, least: int = 1, most: int = LARGEST_CO
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     value = value if isinstance(value, int | torch.SymInt) else int(value)  # small types of NumPy overflow later
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {_short(value)}")
+        raise RankfallError(f"{name} must be at least {least}, got {_short(value)}")
     if value > most:
-        raise ValueError(f"{name} must be at most {most}, got {_short(value)}")
+        raise RankfallError(f"{name} must be at most {most}, got {_short(value)}")
     return value
 
 
@@ -206,7 +207,7 @@ def check_scale(name: str, value: float | Tensor, scores: Tensor | None = None) 
         return value
     check_real(name, value)
     if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
-        raise ValueError(f"{name} must be from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}, got {_short(value)}")
+        raise RankfallError(f"{name} must be from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}, got {_short(value)}")
     return value
 
 
@@ -215,7 +216,7 @@ def _check_per_list(name: str, value: Tensor, scores: Tensor) -> None:
     if not of_lists or any(
         own not in (1, given) for own, given in zip(value.shape[::-1][1:], scores.shape[::-1][1:], strict=False)
     ):
-        raise ValueError(
+        raise RankfallError(
             f"{name} must be a number, a scalar tensor, or one value per list of scores, {tuple(value.shape)}"
         )
 
@@ -230,7 +231,7 @@ def check_real(name: str, value: Any) -> float:
 def check_finite(name: str, value: float) -> float:
     """Return a number. Raises an error unless it is finite."""
     if not abs(check_real(name, value)) <= sys.float_info.max:
-        raise ValueError(f"{name} must be a finite number, got {_short(value)}")
+        raise RankfallError(f"{name} must be a finite number, got {_short(value)}")
     return value
 
 
@@ -244,7 +245,7 @@ def check_generator(generator: torch.Generator | None) -> torch.Generator | None
 def check_share(name: str, value: float) -> float:
     """Return a share. Raises an error unless it is a number from 0 to 1."""
     if not 0 <= check_real(name, value) <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {_short(value)}")
+        raise RankfallError(f"{name} must be in [0, 1], got {_short(value)}")
     return value
 
 
@@ -263,7 +264,7 @@ def _short(value: float) -> str:
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     """Return a keyword. Raises an error unless it is one of the allowed ones."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        raise RankfallError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 
@@ -276,16 +277,16 @@ def _check_float(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {tensor.dtype}; convert with {name}.float()")
+        raise RankfallError(f"{name} must be floating point, got {tensor.dtype}; convert with {name}.float()")
     if tensor.ndim == 0:
-        raise ValueError(f"{name} must have at least one dimension (..., n), got a scalar")
+        raise RankfallError(f"{name} must have at least one dimension (..., n), got a scalar")
     if tensor.shape[-1] == 0:
-        raise ValueError(f"{name} must have at least one item per list, got shape {tuple(tensor.shape)}")
+        raise RankfallError(f"{name} must have at least one item per list, got shape {tuple(tensor.shape)}")
 
 
 def _check_real_dtype(name: str, values: Tensor) -> None:
     if values.is_complex():
-        raise ValueError(f"{name} must be real numbers, got {values.dtype}")
+        raise RankfallError(f"{name} must be real numbers, got {values.dtype}")
 
 
 def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
@@ -293,7 +294,7 @@ def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
         return
     check_like("mask", mask, scores)
     if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be boolean (True = real item), got {mask.dtype}")
+        raise RankfallError(f"mask must be boolean (True = real item), got {mask.dtype}")
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -327,7 +328,7 @@ def _read(value: Tensor) -> float:
 def _raise_if_any(bad: Tensor, name: str, found: str) -> None:
     if _read(bad.any()):
         where = tuple(bad.nonzero()[0].tolist())
-        raise ValueError(f"{name} must not hold {found}, found at index {where}")
+        raise RankfallError(f"{name} must not hold {found}, found at index {where}")
 
 
 def _assert_on_device(good: Tensor, name: str, found: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall._yaml_reader import MAX_BYTES, MAX_DEPTH, MAX_VALUES, read_values, write_values
 from rankfall.storage.files import read_json_file, write_file
 
@@ -34,11 +34,11 @@ MAX_COUNT = 2**31 - 1  # of items, epochs and everything else that is counted
 KIND = "kind "  # prefix of the tags of unions that are discriminated by their key `kind`
 
 
-class ConfigError(ValueError):
+class ConfigError(RankfallError):
     """An invalid configuration. The message names every wrong key."""
 
 
-class OptionError(ValueError):
+class OptionError(RankfallError):
     """A wrong option inside a section; `path` is its key, part by part."""
 
     def __init__(self, message: str, *path: str) -> None:
@@ -62,7 +62,7 @@ class Section(BaseModel):
             for key in content:
                 if key not in cls.model_fields:
                     allowed = list(cls.model_fields)
-                    raise ValueError(
+                    raise RankfallError(
                         f"unknown key {shown(key)}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
                     )
         return content
@@ -210,7 +210,7 @@ def shown(value: object) -> str:
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # NaN is null in JSON
 
 
-class ResultError(ValueError):
+class ResultError(RankfallError):
     """A file or a dictionary that does not have the form of the result that is read from it."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from rankfall._errors import BugError, is_expected, located, traceback_text
+from rankfall._errors import BugError, RankfallError, is_expected, located, traceback_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -98,7 +98,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ValueError(f"engine: Ray is not installed; install it with {INSTALL}") from None
+        raise RankfallError(f"engine: Ray is not installed; install it with {INSTALL}") from None
     return ray
 
 
@@ -137,7 +137,7 @@ def _connect(ray: Any, address: str) -> None:
             socket.create_connection((host, int(port)), timeout=_TIMEOUT).close()  # Ray itself would retry for minutes
         ray.init(address, **_quiet())
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{ADDRESS}: no cluster responds at {address!r} ({_first_line(error)})") from None
+        raise RankfallError(f"{ADDRESS}: no cluster responds at {address!r} ({_first_line(error)})") from None
 
 
 def _start(ray: Any, directory: str, options: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _start(ray: Any, directory: str, options: dict[str, Any]) -> None:
             ray.shutdown()
             _end_processes(directory)
             if attempt == STARTS:
-                raise ValueError(f"Ray cannot be started on this machine ({_first_line(error)})") from None
+                raise RankfallError(f"Ray cannot be started on this machine ({_first_line(error)})") from None
 
 
 def _end_processes(directory: str) -> None:
@@ -265,7 +265,7 @@ class Ray:
             expected = isinstance(error.cause, ValueError | OSError)  # others are bugs, which need the traceback
             raise error.cause from (None if expected else error)
         except errors.RayError as error:
-            raise ValueError(f"Ray failed to process a part in {ATTEMPTS} attempts: {_first_line(error)}") from None
+            raise RankfallError(f"Ray failed to process a part in {ATTEMPTS} attempts: {_first_line(error)}") from None
 
     def _abandon(self, references: Iterable[Any]) -> None:
         """Kill the workers if parts are left whose results are no longer needed."""
@@ -295,7 +295,7 @@ def enter(directory: str) -> None:
         os.chdir(directory)
     except OSError:
         where = socket.gethostname()
-        raise ValueError(
+        raise RankfallError(
             f"{directory} does not exist on {where}; all machines of the Ray cluster must see the same files"
         ) from None
 
@@ -319,8 +319,10 @@ class _Worker:
         try:
             return self._function(shared[0])(part, report), done
         except (ValueError, OSError) as error:
-            if is_expected(error):
+            if isinstance(error, RankfallError | OSError):
                 raise
+            if is_expected(error):
+                raise RankfallError(str(error)) from None
             # Outside of this process, the error would look like a message for users.
             raise BugError(located(error), traceback_text(error)) from None
 

@@ -2,15 +2,13 @@
 
 An error is a mistake that the message explains, memory that ran out, or a bug in rankfall.
 
-Messages for users are raised by rankfall as :class:`ValueError` or :class:`OSError`. The same types come from
-libraries, with messages that only help readers of the code. So an error is expected only if a ``raise``
-statement of rankfall, or of code of the user, raised it, or if the operating system reported it. Everything else is a
-bug, also a :class:`ValueError` of NumPy that no check of rankfall has prevented.
+Messages for users are raised as :class:`RankfallError`, or by the operating system as :class:`OSError`. Everything
+else is a bug, also a :class:`ValueError` of NumPy that no check of rankfall has prevented, unless a user's own code
+raised it.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import numbers
@@ -40,7 +38,6 @@ DEBUG = "RANKFALL_DEBUG"
 
 WHERE_TO_REPORT = "the project's issue tracker"
 LONGEST = 4000  # characters of a message
-_RAISE = dis.opmap["RAISE_VARARGS"]
 _PACKAGE, _DIRECTORY = __name__.partition(".")[0], os.path.dirname(__file__)
 _LIBRARIES = ("<frozen ", *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in RuntimeErrors of torch
@@ -54,12 +51,21 @@ class BugError(RuntimeError):
         self.details = details
 
 
-class ArgumentError(ValueError):
-    """A wrong argument of a public function. Commands name it, and others in backticks, in their own way."""
+class RankfallError(ValueError):
+    """A mistake in what rankfall was given, which the message explains. All others of its errors derive from it.
 
-    def __init__(self, argument: str, text: str) -> None:
-        super().__init__(f"{argument}: {text.replace('`', '')}")
-        self.argument, self.text = argument, text
+    Args:
+        text: What was found and what is expected. Names of arguments are in backticks if there is a `path`; commands
+            replace these names with their own.
+        path: The wrong argument or key; the message begins with it.
+    """
+
+    def __init__(self, text: str = "", path: str = "") -> None:
+        super().__init__(f"{path}: {text.replace('`', '')}" if path else text)
+        self.text, self.path = text, path
+
+
+RankfallError.__module__ = _PACKAGE  # where programs find it
 
 
 def is_debugging() -> bool:
@@ -78,16 +84,9 @@ def is_expected(error: BaseException) -> bool:
     >>> is_expected(FileNotFoundError(2, "No such file or directory", "log"))
     True
     """
-    if isinstance(error, OSError) and error.errno is not None:
-        return True  # the operating system says what is wrong, for example with a file
-    if not isinstance(error, ValueError | OSError):
-        return False
-    last = _last(error.__traceback__)
-    if last is None:
-        return True  # raised in another process, whose message this is
-    code = last.tb_frame.f_code.co_code
-    is_raise = 0 <= last.tb_lasti < len(code) and code[last.tb_lasti] == _RAISE
-    return is_raise and not is_library(last.tb_frame.f_code.co_filename)
+    if isinstance(error, RankfallError | OSError):
+        return True
+    return isinstance(error, ValueError) and _is_of_user(error)
 
 
 def is_panic(error: BaseException) -> bool:
@@ -97,7 +96,7 @@ def is_panic(error: BaseException) -> bool:
 
 def is_library(file: str) -> bool:
     """Return whether a source file is part of Python or of an installed package other than rankfall."""
-    return file.startswith(_LIBRARIES) and not file.startswith(_DIRECTORY)
+    return (file.startswith(_LIBRARIES) or "site-packages" in file) and not file.startswith(_DIRECTORY)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -171,10 +170,15 @@ def _place(error: BaseException) -> str:
     return found
 
 
-def _last(place: TracebackType | None) -> TracebackType | None:
+def _is_of_user(error: BaseException) -> bool:
+    """Return whether an error was raised in code of a user, such as a loss of their own."""
+    place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
-    return place
+    if place is None or _is_ours(place):
+        return False
+    file = place.tb_frame.f_code.co_filename
+    return os.path.isfile(file) and not is_library(file)  # compiled modules name files that do not exist
 
 
 def _is_ours(place: TracebackType) -> bool:
@@ -267,7 +271,7 @@ def checked(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     TypeError: number: found 'one', expected an integer or None
     >>> halve(2, "a", chr(0))
     Traceback (most recent call last):
-    ValueError: paths: found '\\x00', which has a NUL character and can be no path
+    rankfall.RankfallError: paths: found '\\x00', not a path: it has a NUL character
     """
     signature = inspect.signature(function)
 
@@ -291,7 +295,7 @@ def _check(name: str, value: Any, annotation: str) -> None:
         allowed = " or ".join(dict.fromkeys(_KINDS[part][1] for part in parts))
         raise TypeError(f"{name}: found {shortened(repr(value), 200)}, expected {allowed}")
     if isinstance(value, str) and "\0" in value and any(part in _PATHS for part in parts):
-        raise ValueError(f"{name}: found {shortened(repr(value), 200)}, which has a NUL character and can be no path")
+        raise RankfallError(f"{name}: found {shortened(repr(value), 200)}, not a path: it has a NUL character")
 
 
 def _alternatives(annotation: str) -> list[str]:

@@ -26,6 +26,7 @@ from rankfall._checks import (
     check_values,
     widen,
 )
+from rankfall._errors import RankfallError
 from rankfall.option_types import LARGEST
 
 Reduction = Literal["mean", "sum", "none"]
@@ -111,7 +112,7 @@ def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor |
     if not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a torch.Tensor, got {type(weight).__name__}")
     if weight.is_complex():
-        raise ValueError(f"weight must be real numbers, got {weight.dtype}")
+        raise RankfallError(f"weight must be real numbers, got {weight.dtype}")
     check_device("weight", weight, scores)
     if weight.shape == scores.shape:
         weight = weight.detach().to(scores.dtype).masked_fill(~mask, 0.0)
@@ -120,7 +121,7 @@ def item_weight(weight: Tensor | None, scores: Tensor, mask: Tensor) -> Tensor |
     if weight.shape == scores.shape[:-1]:
         check_values("weight", weight.detach().to(scores.dtype))
         return None
-    raise ValueError(
+    raise RankfallError(
         f"weight must have the shape of scores {tuple(scores.shape)} (items) or {tuple(scores.shape[:-1])} "
         f"(lists), got {tuple(weight.shape)}"
     )

@@ -13,7 +13,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Tables:
 
         tables = self.tables()
         if table is not None and table not in tables:
-            raise ValueError(f"table: found {table!r}{did_you_mean(table, tables)}; allowed are {', '.join(tables)}")
+            raise RankfallError(f"table: found {table!r}{did_you_mean(table, tables)}; allowed are {', '.join(tables)}")
         rows = tables[next(iter(tables)) if table is None else table]
         return pl.DataFrame({name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())})
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rankfall._errors import RankfallError
 from rankfall.storage.disk import open_new
 from rankfall.storage.files import new_content, parse_json
 
@@ -98,15 +99,15 @@ def read_checkpoint(
             names: set[str] = set(file.keys())
             tensors = {name: file.get_tensor(name) for name in sorted(names) if wanted(name)}
     except FileNotFoundError:
-        raise ValueError(f"{path} does not exist, expected a checkpoint") from None
+        raise RankfallError(f"{path} does not exist, expected a checkpoint") from None
     except (SafetensorError, ValueError) as error:  # but not OSError, which is no statement about the file's content
-        raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from None
+        raise RankfallError(f"{path} cannot be read as a checkpoint: {error}") from None
     if about.get("format") != FORMAT or about.get("version") != VERSION:
-        raise ValueError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
+        raise RankfallError(f"{path} is not a checkpoint of this release (version {VERSION}); train again")
     checksum, stored = about.pop("checksum", None), about.get("tensors", {})
     intact = _checksum(about) == checksum and set(stored) == names
     if not intact or any(stored[name] != found for name, found in _checksums(tensors).items()):
-        raise ValueError(f"{path} is damaged: its checksums do not match its content")
+        raise RankfallError(f"{path} is damaged: its checksums do not match its content")
     about.pop("tensors", None)
     return tensors, about
 

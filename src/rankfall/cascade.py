@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._checks import check_count
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall._lists import rank_order
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data.impressions.spec import Features
@@ -91,16 +91,16 @@ class Cascade(nn.Module):
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__()
         if not stages:
-            raise ValueError("stages: found none, expected at least one stage")
+            raise RankfallError("stages: found none, expected at least one stage")
         names = [stage.name for stage in stages]
         for before, stage in zip([None, *stages], stages, strict=False):
             if not stage.name.isidentifier():
-                raise ValueError(f"stages: found the name {stage.name!r}, expected letters, digits and '_'")
+                raise RankfallError(f"stages: found the name {stage.name!r}, expected letters, digits and '_'")
             if names.count(stage.name) > 1:
-                raise ValueError(f"stages: duplicate name {stage.name!r}")
+                raise RankfallError(f"stages: duplicate name {stage.name!r}")
             check_count(f"quota of {stage.name}", stage.quota)
             if before is not None and stage.quota > before.quota:
-                raise ValueError(
+                raise RankfallError(
                     f"quota of {stage.name}: found {stage.quota}, expected at most {before.quota}, "
                     f"the quota of {before.name} before it"
                 )
@@ -190,7 +190,7 @@ class Cascade(nn.Module):
         _, about = read_checkpoint(path, lambda tensor: False)
         names = [stage["name"] for stage in _stages_of(about, path)]
         if name not in names:
-            raise ValueError(
+            raise RankfallError(
                 f"{path} has no stage {name!r}{did_you_mean(name, names)}; its stages are {', '.join(names)}"
             )
         prefix = f"models.{name}."
@@ -228,7 +228,7 @@ def _description(stage: Stage) -> dict[str, Any]:
 
 def _stages_of(about: Mapping[str, Any], path: str | Path) -> list[dict[str, Any]]:
     if about.get("kind") != KIND:
-        raise ValueError(f"{path} is a checkpoint, but not a checkpoint of a cascade")
+        raise RankfallError(f"{path} is a checkpoint, but not a checkpoint of a cascade")
     stages: list[dict[str, Any]] = about["stages"]
     return stages
 
@@ -266,7 +266,7 @@ def _load_model(
             check_weights_fit([source], path)
         model = build_model(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
     else:
-        raise ValueError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
+        raise RankfallError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
     state = {source.removeprefix(prefix): tensors[source] for source in tensors if source.startswith(prefix)}
     state |= {
         source.removeprefix(prefix): tensors[target] for source, target in same.items() if source.startswith(prefix)
@@ -274,7 +274,7 @@ def _load_model(
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{path}: the weights of stage {name!r} do not fit its model: {error}") from None
+        raise RankfallError(f"{path}: the weights of stage {name!r} do not fit its model: {error}") from None
     return model.eval()
 
 

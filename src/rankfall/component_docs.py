@@ -79,12 +79,12 @@ def documentation(component: Callable[..., Any]) -> Documentation:
 
 
 def documentation_of(kind: registry.Kind, name: str) -> Documentation:
-    """Parse the doc string of a component by its name. A built-in component is not imported.
+    """Parse the doc string of a component by its name.
 
     >>> documentation_of("loss", "relax_loss").citation
     'ARF, eq. 11, L_Relax'
     """
-    return read_documentation(registry.doc(kind, name))
+    return documentation(registry.get(kind, name))
 
 
 def read_documentation(text: str) -> Documentation:
@@ -112,13 +112,10 @@ def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
         name: Name in configurations.
     """
     descriptions = documentation_of(kind, name).arguments
+    defaults = registry.defaults(kind, name)
     return [
-        OptionDoc(
-            one.name,
-            registry.REQUIRED if one.required else registry.written_default(one),
-            descriptions.get(one.name, ""),
-        )
-        for one in registry.options(kind, name).values()
+        OptionDoc(one, defaults.get(one, registry.REQUIRED), descriptions.get(one, ""))
+        for one in registry.options(kind, name)
     ]
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rankfall._config import dump
+from rankfall._errors import RankfallError
 from rankfall.reporting.comparison import comparison_page_blocks
 from rankfall.reporting.diagnosis import advise
-from rankfall.reporting.files import write_report
+from rankfall.reporting.files import first_evaluations, write_report
 from rankfall.reporting.html import page
 from rankfall.simulation.simulate import Simulation, simulate_log
 from rankfall.storage.disk import copy_tree, delete_tree
@@ -17,9 +18,7 @@ from rankfall.storage.files import fresh_directory, write_file
 from rankfall.studies.compare import compare_methods
 from rankfall.studies.comparison_plan import ComparisonConfig
 from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
-from rankfall.studies.evaluate import evaluation_files
 from rankfall.studies.plan.plan_quotas import Costs, parse_costs, plan_run
-from rankfall.studies.results import SplitEvaluation
 from rankfall.training.run_directory import REPORT, read_config
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.reporting.diagnosis import Advice
-    from rankfall.studies.results import ComparisonResult
+    from rankfall.studies.results import ComparisonResult, SplitEvaluation
 
     # receives the current step, the amount done and the total, which may be unknown
     Progress = Callable[[str, float, float | None], None]
@@ -93,14 +92,10 @@ def run(out: Path, *, size: Size, seed: int, progress: Progress = lambda *step: 
     config = dump(read_config(chosen))
     write_file(out / "config.yaml", config)
     advice = _examine(chosen, size, progress)
-    measured = [
-        SplitEvaluation.load(evaluation_files(out / one.directory)[0])
-        for method in result.methods
-        for one in method.runs or ()
-    ]
+    measured = first_evaluations(result, out)
     blocks = comparison_page_blocks(
         result,
-        about=_about(measured[0], size),
+        about=_about(next(iter(measured.values())), size),
         config=config,
         measured=measured,
         advice=advice,
@@ -162,7 +157,7 @@ def _first_run(result: ComparisonResult, out: Path) -> Path:
         ValueError: If a run failed.
     """
     for failure in result.failed:
-        raise ValueError(f"{failure.method}, {failure.run}: {failure.message}")
+        raise RankfallError(f"{failure.method}, {failure.run}: {failure.message}")
     method = next(method for method in result.methods if method.name == AS_ONE)
     assert method.runs
     return out / method.runs[0].directory

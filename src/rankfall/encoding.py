@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankfall._errors import RankfallError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -97,7 +99,7 @@ _HOUR, _DAY = 3_600_000, 86_400_000  # milliseconds
 _THURSDAY = 3  # the weekday of 1970-01-01
 
 
-class BadValueError(ValueError):
+class BadValueError(RankfallError):
     """A value that a feature does not accept; `position` is its index among the given values."""
 
     def __init__(self, message: str, position: int) -> None:
@@ -340,7 +342,7 @@ class Lookup:
         if (same := np.flatnonzero(hashes[1:] == hashes[:-1])).size:
             one, other = (values[int(places[place])].as_py() for place in (same[0], same[0] + 1))
             what = "occurs twice" if one == other else f"and {other!r} have the same hash"
-            raise ValueError(f"{name}: {one!r} {what}")
+            raise RankfallError(f"{name}: {one!r} {what}")
         return cls(values, hashes, places)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rankfall._config import Number, Result
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.spec import column_of
 from rankfall.data.inspect.inspection import flat, read_blocks
 
@@ -129,7 +129,7 @@ def read_shows(
         ValueError: If the log has no positions, no such feedback or no such column, or if nothing was shown.
     """
     if log.spec.position is None:
-        raise ValueError(
+        raise RankfallError(
             f"{log.path} has no positions; prepare it with 'position: COLUMN' in its description, the place at which "
             "an item was shown"
         )
@@ -146,7 +146,7 @@ def read_shows(
             before += len(block)
         on_day(day.name)
     if not any(map(len, parts)):
-        raise ValueError(f"{log.path}: no item of these days has a position, so nothing was shown")
+        raise RankfallError(f"{log.path}: no item of these days has a position, so nothing was shown")
     return _joined(parts)
 
 
@@ -175,7 +175,7 @@ def varies(values: NDArray[Any], position: Integers) -> bool:
 def _check_name(what: str, name: str, allowed: Sequence[str]) -> None:
     if name not in allowed:
         expected = ", ".join(allowed) or "none: the log has no feedback"
-        raise ValueError(f"{what}: found {name!r}{did_you_mean(name, allowed)}; allowed are {expected}")
+        raise RankfallError(f"{what}: found {name!r}{did_you_mean(name, allowed)}; allowed are {expected}")
 
 
 def _user_column(log: ImpressionLog) -> str | None:
@@ -280,7 +280,7 @@ class Pairs:
         self._shape = int(self._group.max(initial=-1)) + 1, count
         missing = _unconnected(self._counts(np.ones(len(shows)))[0])
         if missing:
-            raise ValueError(
+            raise RankfallError(
                 f"given: found {', '.join(shows.values)}, but no items that agree in it connect the positions "
                 f"{', '.join(map(str, missing))} with the first one; describe items by less, or use the method em"
             )
@@ -472,11 +472,11 @@ def estimate_examination(
             from relevance.
     """
     if method not in get_args(Method):
-        raise ValueError(
+        raise RankfallError(
             f"method: found {method!r}{did_you_mean(method, get_args(Method))}; allowed are {get_args(Method)}"
         )
     if positions < 1 or resamples < 2:
-        raise ValueError(f"found {positions} positions and {resamples} resamples, expected at least 1 and 2")
+        raise RankfallError(f"found {positions} positions and {resamples} resamples, expected at least 1 and 2")
     chosen = log.choose(days) if days else list(log.days.values())
     asked = _asked(log, method, given)
     done = 0
@@ -521,7 +521,7 @@ def _usable(shows: Shows, most: int) -> tuple[Shows, list[str]]:
     enough = (counts >= FEWEST_SHOWS) & (clicks > 0)
     end = min(int(np.argmin([*enough, False])), most)
     if not end:
-        raise ValueError(
+        raise RankfallError(
             f"position 0 has {counts[0]:,} shows and {clicks[0]:,.0f} clicks, expected at least {FEWEST_SHOWS} and 1; "
             "positions are counted from 0"
         )
@@ -535,7 +535,7 @@ def _without_useless_rank(shows: Shows, is_asked: bool, method: Method) -> tuple
     values, notes = dict(shows.values), []
     if RANK in values and not varies(values[RANK], shows.position):
         if is_asked:
-            raise ValueError(
+            raise RankfallError(
                 "given: found rank, but items of one rank were always shown at the same position, so that rank and "
                 "position cannot be told apart"
             )

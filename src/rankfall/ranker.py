@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._config import ConfigError, leaves
-from rankfall._errors import checked, did_you_mean
+from rankfall._errors import RankfallError, checked, did_you_mean
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data.lists.arrays import QID, TableEncoding, eval_pairs, per_set, split_of, to_column, to_offsets
 from rankfall.data.lists.list_loader import Lists
@@ -280,7 +280,7 @@ class Ranker(_Fitted):
     ) -> tuple[RankingSplit, Tensor | None]:
         """Check lists, and return them and the weights of their rows."""
         if not len(features):
-            raise ValueError(f"{where}X: found no rows, expected at least one list")
+            raise RankfallError(f"{where}X: found no rows, expected at least one list")
         if qid is None and QID in map(str, getattr(table, "columns", ())):
             qid = table[QID]
         offsets, qids = to_offsets(len(features), group=group, qid=qid, where=where)
@@ -294,11 +294,13 @@ class Ranker(_Fitted):
         names = [f"valid_{number}" for number in range(len(sets))] if names is None else list(names)
         groups, qids = per_set(group, len(sets), "eval_group"), per_set(qid, len(sets), "eval_qid")
         if len(names) != len(sets) or len(set(names)) < len(names) or TRAINING in names:
-            raise ValueError(f"eval_names: found {names}, expected {len(sets)} different names other than {TRAINING!r}")
+            raise RankfallError(
+                f"eval_names: found {names}, expected {len(sets)} different names other than {TRAINING!r}"
+            )
         found = {}
         for name, pair, one_group, one_qid in zip(names, sets, groups, qids, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise ValueError(f"eval_set: found {type(pair).__name__}, expected pairs (X, y)")
+                raise RankfallError(f"eval_set: found {type(pair).__name__}, expected pairs (X, y)")
             table, labels = pair
             features = encoding.encode(table, where=f"eval_set, X of {name}")
             found[name], _ = self._split(name, table, features, labels, one_group, one_qid, where="eval_")
@@ -344,7 +346,7 @@ class Ranker(_Fitted):
             built = copy.deepcopy(loss) if isinstance(loss, nn.Module) else LossFunction(loss), []
             self._probe(built[0], config)
         else:
-            raise ValueError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
+            raise RankfallError(f"loss: found {loss!r}, expected a name, a dictionary or a function")
         if weights is None:
             return built
         self._probe(built[0], config, weight=torch.ones(1, 3))
@@ -358,7 +360,7 @@ class Ranker(_Fitted):
                 loss(scores, torch.tensor([[1.0, 0.0, 0.0]]), mask=torch.ones(1, 3, dtype=torch.bool), **weight)
         except TypeError as error:
             what = "sample_weight: found weights, but" if weight else "loss:"
-            raise ValueError(f"{what} {self._shown(config).loss.name} cannot be called: {error}") from None
+            raise RankfallError(f"{what} {self._shown(config).loss.name} cannot be called: {error}") from None
 
     def _classifies(self, config: RankerConfig) -> bool:
         """Return whether the loss takes logits of the label grades instead of scores."""
@@ -502,7 +504,7 @@ class Ranker(_Fitted):
         """
         tensors, about = read_checkpoint(Path(path))
         if about.get("kind") != FORMAT:
-            raise ValueError(f"{path}: found a checkpoint of training, expected a file of Ranker.save")
+            raise RankfallError(f"{path}: found a checkpoint of training, expected a file of Ranker.save")
         ranker = cls(**about["arguments"])
         # weights do not depend on the loss, whose code is not imported
         draft = cls(**{**about["arguments"], "loss": "softmax_loss"})
@@ -537,7 +539,7 @@ class Ranker(_Fitted):
         allowed = _argument_names()
         for name in params:
             if name not in allowed:
-                raise ValueError(f"found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}")
+                raise RankfallError(f"found {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}")
         vars(self).update(params)
         return self
 
@@ -612,7 +614,7 @@ def _metric_names(metric: str | Sequence[str] | None, at: int | Sequence[int]) -
     given = ["ndcg"] if metric is None else [metric] if isinstance(metric, str) else list(metric)
     cutoffs = [at] if isinstance(at, int | np.integer) else list(at)
     if not given or not cutoffs:
-        raise ValueError(f"{'eval_at' if given else 'eval_metric'}: found nothing, expected at least one")
+        raise RankfallError(f"{'eval_at' if given else 'eval_metric'}: found nothing, expected at least one")
     found = []
     for name in given:
         found += [f"{name}@{cutoff}" for cutoff in cutoffs] if f"{name}@k" in forms() else [name]

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
+from rankfall._errors import RankfallError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -197,7 +199,7 @@ def _store(kind: Kind, component: Component, name: str | None, **details: Any) -
         raise TypeError(f"register.{kind}: found {component!r}, expected a function or a class")
     name = default_name(component) if name is None else name
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-        raise ValueError(
+        raise RankfallError(
             f"register.{kind}: found the name {name!r}, expected letters, digits, '_', '-' and '.', a letter first"
         )
     new = Registered(kind, name, component, **details)
@@ -209,11 +211,11 @@ def _store(kind: Kind, component: Component, name: str | None, **details: Any) -
 
 def _check_unused(new: Registered) -> None:
     if builtin := _builtin_place(new.kind, new.name):
-        raise ValueError(f"register.{new.kind}: {new.name!r} is built in: {builtin}; {new.place} needs another name")
+        raise RankfallError(f"register.{new.kind}: {new.name!r} is built in: {builtin}; {new.place} needs another name")
     old = _TABLE[new.kind].get(new.name)
     # the same definition is registered again if a cell of a notebook runs twice or a changed file is read again
     if old is not None and _definition(old) != _definition(new):
-        raise ValueError(f"register.{new.kind}: {new.name!r} is registered twice: by {old.place} and by {new.place}")
+        raise RankfallError(f"register.{new.kind}: {new.name!r} is registered twice: by {old.place} and by {new.place}")
 
 
 def _definition(one: Registered) -> tuple[str, str]:
@@ -222,8 +224,8 @@ def _definition(one: Registered) -> tuple[str, str]:
 
 def _builtin_place(kind: Kind, name: str) -> str | None:
     """Return the place of a built-in component, which may not have been imported."""
-    place: str | None = import_module("rankfall.registry.signatures").place(kind, name)
-    return place
+    place: str | None = import_module("rankfall.registry.builtin").BUILTINS[kind].get(name)
+    return place and place.replace(":", ".")
 
 
 def default_name(component: Callable[..., Any]) -> str:
@@ -231,7 +233,9 @@ def default_name(component: Callable[..., Any]) -> str:
     if inspect.isclass(component):
         return snake_case(component.__name__)
     if not hasattr(component, "__name__"):
-        raise ValueError(f"register: found {component!r}, which has no name; give it one, as in register.loss('name')")
+        raise RankfallError(
+            f"register: found {component!r}, which has no name; give it one, as in register.loss('name')"
+        )
     return str(component.__name__)
 
 

@@ -22,7 +22,8 @@ import torch
 
 import rankfall
 from rankfall import losses
-from rankfall._errors import BugError, is_expected, one_line
+from rankfall._errors import BugError, RankfallError, is_expected, one_line
+from rankfall.commands import methods as methods_module
 from rankfall.storage import files as _files
 from support.command_line import run
 
@@ -48,6 +49,12 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
     return fail
 
 
+def inside(expression: str) -> Callable[[], object]:
+    """Return a function that evaluates an expression as a module of rankfall does."""
+    code = compile(expression, str(methods_module.__file__), "eval")
+    return lambda: eval(code, {"__name__": methods_module.__name__, "json": json, "np": np, "pa": pa})
+
+
 def deep() -> object:
     return deep()
 
@@ -70,12 +77,12 @@ BUGS: dict[str, Callable[[], object]] = {
     "RecursionError: maximum recursion depth": deep,
     "ExceptionGroup: several": raising(ExceptionGroup("several", [ValueError("one"), OSError("two")])),
     # errors with the types of messages for users that libraries raise
-    "ValueError: invalid literal": lambda: int("ten"),
-    "ValueError: cannot reshape": lambda: np.zeros(3).reshape(2, 2),
-    "JSONDecodeError": lambda: json.loads("{"),
-    "UnicodeDecodeError": lambda: b"\xff".decode(),
-    "UnicodeEncodeError": lambda: "\udcff".encode(),
-    "ArrowInvalid": lambda: pa.array(["a"]).cast(pa.int64()),
+    "ValueError: invalid literal": inside("int('ten')"),
+    "ValueError: cannot reshape": inside("np.zeros(3).reshape(2, 2)"),
+    "JSONDecodeError": inside("json.loads('{')"),
+    "UnicodeDecodeError": inside("b'\\xff'.decode()"),
+    "UnicodeEncodeError": inside("'\\udcff'.encode()"),
+    "ArrowInvalid": inside("pa.array(['a']).cast(pa.int64())"),
     "ColumnNotFoundError": lambda: pl.DataFrame({"a": [1]}).select("b"),
     "IndexError": lambda: torch.zeros(2).sum(dim=5),
 }
@@ -221,7 +228,7 @@ def test_arguments_that_are_no_text(word: str, message: str, capsys: pytest.Capt
 def test_messages_cannot_control_the_terminal_and_are_cut(
     methods: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods(raising(ValueError("log\x1b]0;title\x07: " + "x" * 10**6)))
+    methods(raising(RankfallError("log\x1b]0;title\x07: " + "x" * 10**6)))
     err = capsys.readouterr().err
     assert err.startswith("error: log\\x1b]0;title\\x07: xxx")
     assert len(err) < 30_000
@@ -281,5 +288,5 @@ def test_environment_of_torchrun_is_checked(
 
 def test_a_failure_of_one_run_says_that_it_is_a_bug() -> None:
     with pytest.raises(ValueError, match="ten") as caught:
-        int("ten")
+        inside("int('ten')")()
     assert "this is a bug in rankfall" in one_line(caught.value)

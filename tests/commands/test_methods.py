@@ -218,7 +218,7 @@ def test_a_wrong_reference_is_an_error(here: Path, capsys: pytest.CaptureFixture
     assert run("methods", "own.py:focl") == 1
     assert "own.py has no 'focl', did you mean 'focal'" in capsys.readouterr().err
     assert run("methods", "own.py:focal", "--kind", "operator") == 1
-    assert "which lacks the parameter 'k'; expected a function f(scores, k" in capsys.readouterr().err
+    assert "unexpected keyword argument 'k'); expected a function f(scores, k" in capsys.readouterr().err
 
 
 def tables(page: str) -> dict[str, dict[str, str]]:

@@ -52,7 +52,7 @@ INCLUSIONS: dict[str, dict[str, Any]] = {
     "topk/sparse_topk": {"tau": 0.7},
 }
 # An operator without an entry of its own is tested with its default options.
-SORTS |= {name: {} for name in registry.sorts() if name not in SORTS}
+SORTS |= {name: {} for name in registry.SORTS if name not in SORTS}
 TOPKS |= {name: {} for name in registry.builtins("operator") if name not in {*SORTS, *TOPKS, "hard_topk"}}
 SOFT_TOPKS = {**TOPKS, **INCLUSIONS}
 ALL = {**SORTS, **SOFT_TOPKS, "hard_topk": {}}

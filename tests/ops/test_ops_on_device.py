@@ -77,7 +77,7 @@ def test_trained_temperatures_of_lists(name: str) -> None:
 
 INCLUSIONS = [
     *((name, {}) for name in registry.names("operator")),
-    *((name, {"normalised": False}) for name in registry.sorts()),
+    *((name, {"normalised": False}) for name in registry.SORTS),
     *((name, {"gradient": gradient}) for name in ("neural_sort", "soft_sort") for gradient in ("exact", "one_minus")),
     ("neural_sort", {"gumbel_samples": 2}),
     ("sparse_topk", {"p": 4 / 3}),

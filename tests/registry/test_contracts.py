@@ -9,7 +9,8 @@ import torch
 
 import rankfall as rf
 from rankfall import registry
-from rankfall.registry.references import CONTRACTS, UnresolvedError, check_component, guess_kind
+from rankfall.registry.components import CONTRACTS, check_component, guess_kind
+from rankfall.registry.references import UnresolvedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,19 +76,31 @@ def test_components_of_users(kind: registry.Kind, component: Callable[..., Any])
         ("loss", 3, "which is of type int"),
         ("loss", torch, "which is a module"),
         ("loss", Plain, "which is the class Plain"),
-        ("loss", Module, "which takes 2 positional arguments besides mask|lacks the parameter 'mask'"),
-        ("loss", lambda scores, labels: scores, "which lacks the parameter 'mask'"),
-        ("loss", lambda scores, *, mask: scores, "which takes 1 positional arguments besides mask"),
+        ("loss", Module, "does not take these .*unexpected keyword argument 'mask'"),
+        (
+            "loss",
+            lambda scores, labels: scores,
+            "does not take these .*unexpected keyword argument 'mask'",
+        ),
+        ("loss", lambda scores, *, mask: scores, "which does not take these arguments .too many positional arguments"),
         ("loss", lambda s, y, *, mask=None, reduction: s, "needs the parameter 'reduction', which cannot be supplied"),
-        ("loss", lambda s, y, gamma, /, *, mask=None: s, "positional-only parameter 'gamma', which cannot be supplied"),
-        ("operator", lambda scores, mask=None: scores, "which lacks the parameter 'k'"),
+        ("loss", lambda s, y, gamma, /, *, mask=None: s, "needs the parameter 'gamma', which cannot be supplied"),
+        (
+            "operator",
+            lambda scores, mask=None: scores,
+            "does not take these .*unexpected keyword argument 'k'",
+        ),
         ("operator", Module, "which is the class Module"),
         ("objective", lambda batch: batch, "which is the function <lambda>"),
         ("objective", Module, "which is the class Module"),
         ("objective", Unfinished, r"which has no method terms\(batch\)"),
         ("model", lambda features: features, "which is the function <lambda>"),
         ("model", Plain, "which is the class Plain"),
-        ("metric", lambda scores, labels: scores, "which lacks the parameter 'mask'"),
+        (
+            "metric",
+            lambda scores, labels: scores,
+            "does not take these .*unexpected keyword argument 'mask'",
+        ),
         ("source", Plain, "which is the class Plain"),
     ],
 )

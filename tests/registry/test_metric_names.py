@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from rankfall.metrics.named import parse
-from rankfall.registry.option_values import forms, higher_is_better, parse_name
+from rankfall.registry.metric_names import forms, higher_is_better, parse_name
 from rankfall.registry.references import split_cutoffs
+from rankfall.storage.trust import remember
 from rankfall.training.config.component_checks import higher_is_better as of_cascades
 from rankfall.training.config.component_checks import shown_name
 from support.own_components import write
@@ -75,15 +76,23 @@ def test_one_value_per_list_is_expected(own: str) -> None:
         parse(f"{own}:flat")(torch.zeros(2, 3), torch.zeros(2, 3))
 
 
-def test_the_direction_is_read_without_running_the_code(here: Path, own: str) -> None:
+def test_the_direction_is_what_the_decorator_says(here: Path, own: str) -> None:
     write(here / "own.py", "open('imported', 'w').close()\n" + (here / "own.py").read_text())
-    assert higher_is_better(f"{own}:rbp@0.5")
-    assert not higher_is_better("own:first_rank")
-    assert not of_cascades(f"ranking/{here}/own.py:first_rank")
+    assert higher_is_better(f"{own}:first_rank")  # code of another user does not run, so nobody knows
     assert higher_is_better("missing.py:metric")
+    assert higher_is_better("ranking/shown/auc")
     assert not (here / "imported").exists()
     assert not parse(f"{own}:first_rank").higher_is_better
     assert (here / "imported").exists()
+    assert higher_is_better(f"{own}:rbp@0.5")
+    assert not higher_is_better(f"{own}:first_rank")
+    assert not higher_is_better("first_rank")
+    assert not of_cascades(f"ranking/{here}/own.py:first_rank")
+
+
+def test_the_direction_of_trusted_code(here: Path, own: str) -> None:
+    remember([here / own])
+    assert not higher_is_better(f"{own}:first_rank")
 
 
 def test_paths_may_hold_any_character() -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from rankfall import losses, models, objectives, ops
 from rankfall.registry import KINDS, REQUIRED, Kind, check_options, config_value, explicit_operator, get, names, options
-from rankfall.registry.option_values import _fixed
+from rankfall.registry.metric_names import _registered
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_name_belongs_to_one_component(kind: Kind) -> None:
     # "ndcg_linear" and "ndcg" are one function with other arguments
-    described = {(get(kind, name), str(_fixed(name)) if kind == "metric" else "") for name in names(kind)}
+    described = {
+        (get(kind, name), str(found.options) if kind == "metric" and (found := _registered(name)) else "")
+        for name in names(kind)
+    }
     assert len(described) == len(names(kind))
 
 

@@ -31,7 +31,9 @@ def comparison(queries: int, seeds: int = 3) -> ComparisonResult:
         method: {metric: torch.rand(seeds, queries, generator=generator) for metric in METRICS} for method in METHODS
     }
     chance = {metric: torch.full((queries,), 0.5) for metric in METRICS}
-    outcome = Outcome(values, chance, {metric: not metric.endswith("/lost") for metric in METRICS}, [queries])
+    outcome = Outcome(
+        values, dict.fromkeys(METHODS, chance), {metric: not metric.endswith("/lost") for metric in METRICS}, [queries]
+    )
     summary = summarise(outcome)
     return ComparisonResult(
         METRICS,
@@ -153,7 +155,8 @@ def test_marks_against_a_named_method() -> None:
         "same": values + noise[1],
         "bad": values + noise[2] - 0.1,
     }
-    outcome = Outcome({name: {"ndcg": of} for name, of in methods.items()}, {"ndcg": values[0]}, {"ndcg": True}, [400])
+    chance = {name: {"ndcg": values[0]} for name in methods}
+    outcome = Outcome({name: {"ndcg": of} for name, of in methods.items()}, chance, {"ndcg": True}, [400])
     summary = summarise(outcome, against="old")
     result = ComparisonResult(
         ["ndcg"],

@@ -45,7 +45,7 @@ def compared(means: Mapping[str, float], *, seeds: int = 5, spread: float = 0.00
         rest = 0.001 * (noise[:, 1:] - noise[:, 1:].mean())
         values[name] = {METRIC: mean + common + runs + rest, "other": -common - runs + rest}
     chance = {METRIC: torch.zeros(50), "other": torch.zeros(50)}
-    summary = summarise(Outcome(values, chance, {METRIC: True, "other": True}, [50]))
+    summary = summarise(Outcome(values, dict.fromkeys(values, chance), {METRIC: True, "other": True}, [50]))
     return ComparisonResult(
         metrics=[METRIC, "other"],
         seeds=list(range(seeds)),

@@ -26,8 +26,8 @@ from scipy import stats
 from rankfall._config import ConfigError
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.metrics import holm
-from rankfall.reporting.comparison import csv_table, markdown_table
-from rankfall.reporting.files import write_comparison
+from rankfall.reporting.comparison import csv_table, markdown_table, pivot_table, sweep_chart
+from rankfall.reporting.files import figures_of, first_evaluations, write_comparison
 from rankfall.studies import compare as comparing
 from rankfall.studies.baselines import TreesConfig
 from rankfall.studies.baselines.fitted import LambdaMART
@@ -138,7 +138,7 @@ def outcome_of(values: dict[str, Tensor], folds: list[int], higher: bool = True)
     queries = next(iter(values.values())).shape[-1]
     return Outcome(
         values={name: {"m": value} for name, value in values.items()},
-        chance={"m": torch.full((queries,), 0.25)},
+        chance={name: {"m": torch.full((queries,), 0.25)} for name in values},
         higher_is_better={"m": higher},
         folds=folds,
     )
@@ -809,6 +809,104 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResul
     assert result.methods[0].settings == {"one": {"optimizer.lr": 0.01}, "two": {"optimizer.lr": 0.01}}
 
 
+# --- sweeps -------------------------------------------------------------------------------------------------------
+
+PIRANK = {"loss": {"name": "pirank_ndcg_loss", "k": 3}}
+RELAX = {"loss": {"name": "relax_loss"}}
+RIDGE = {"kind": "ridge"}
+
+
+def test_a_sweep_trains_what_methods_written_by_hand_train(compare: Callable[..., ComparisonResult]) -> None:
+    methods = {"PiRank": PIRANK, "softmax": {"loss": {"name": "softmax_loss"}, "sweep": {}}, "ridge": RIDGE}
+    sweep = {"loss.tau": [0.5, 5], "optimizer.lr": [0.01, 0.02]}
+    by_hand: dict[str, Any] = {
+        f"PiRank loss.tau={tau} optimizer.lr={lr}": {"loss": {**PIRANK["loss"], "tau": tau}, "optimizer": {"lr": lr}}
+        for tau in (0.5, 5)
+        for lr in (0.01, 0.02)
+    }
+    swept = compare(methods=methods, sweep=sweep, against="ridge", seeds=[0])
+    plain = compare(
+        methods={**by_hand, "softmax": {"loss": {"name": "softmax_loss"}}, "ridge": RIDGE}, against="ridge", seeds=[0]
+    )
+    assert [method.name for method in swept.methods] == [method.name for method in plain.methods]
+    assert swept.to_json()["verdicts"] == plain.to_json()["verdicts"]
+    for ours, theirs in zip(swept.methods, plain.methods, strict=True):
+        assert ours.metrics == theirs.metrics
+        assert ours.runs == theirs.runs  # the same directories: nothing was trained twice
+    assert [method.of for method in swept.methods] == [*["PiRank"] * 4, "softmax", "ridge"]
+    assert swept.methods[1].point == {"loss.tau": 0.5, "optimizer.lr": 0.02}
+    assert swept.methods[-1].point == {}
+    assert ComparisonResult.from_json(swept.to_json()) == swept
+    assert "point" not in plain.to_json()["methods"][0]
+
+
+def test_named_points_change_several_keys_and_methods_have_their_own(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = {"cut": {"2@1": {"loss.k": 1}, "3@2": {"loss.k": 2}}}
+    path = write(
+        methods={"relax": RELAX, "LambdaLoss": {"loss": {"name": "lambda_loss"}, "sweep": own}, "ridge": RIDGE},
+        sweep={"cut": {"2@1": {"loss.m": 2, "loss.k": 1}, "3@2": {"loss.m": 3, "loss.k": 2}}},
+    )
+    plan = make_plan(load_comparison(path), tmp_path)
+    names = ["relax cut=2@1", "relax cut=3@2", "LambdaLoss cut=2@1", "LambdaLoss cut=3@2", "ridge"]
+    assert list(plan.candidates) == names
+    losses = [plan.run_config(name, "one", {}, 0).model_dump()["loss"] for name in names[:-1]]
+    assert [(loss.get("m"), loss["k"]) for loss in losses] == [(2, 1), (3, 2), (None, 1), (None, 2)]
+
+
+def test_points_of_a_sweep_are_tuned(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(methods={"PiRank": PIRANK}, sweep={"loss.tau": [1, 2]}, tune={"optimizer.lr": [0.01, 0.02, 0.03]})
+    assert [len(grid) for grid in make_plan(load_comparison(path), tmp_path).candidates.values()] == [3, 3]
+
+
+def test_a_pivot_has_a_column_for_each_value(
+    compare: Callable[..., ComparisonResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = compare(
+        methods={"PiRank": PIRANK, "ridge": RIDGE}, sweep={"loss.tau": [0.5, 50, 5]}, folds={"one": FOLDS["one"]}
+    )
+    pivot = pivot_table(result, "ndcg@3")
+    assert pivot.head == ["method", "0.5", "50", "5"]
+    cells = [[cell.text for cell in row] for _, row in pivot.cells()]
+    mean = {method.name: f"{method.metrics['ndcg@3'].mean:.3f}".lstrip("0") for method in result.methods}
+    assert cells[0] == ["PiRank", *(mean[f"PiRank loss.tau={tau}"] for tau in (0.5, 50, 5))]
+    assert cells[1] == ["ridge", *[mean["ridge"]] * 3]
+    assert cells[2][0] == "chance"
+    rows = result.to_polars("sweep").filter(metric="mrr")
+    assert rows["method"].to_list() == [*["PiRank"] * 3, "ridge"]
+    assert rows["loss.tau"].to_list() == [0.5, 50, 5, None]
+    with (tmp_path / "out" / "comparison.csv").open() as file:
+        assert [row["loss.tau"] for row in csv.DictReader(file) if row["metric"] == "mrr"] == ["0.5", "50", "5", ""]
+    assert "ndcg@3 by loss.tau" in (tmp_path / "out" / "comparison.md").read_text()
+    chart = sweep_chart(result, "ndcg@3")
+    assert chart is not None
+    assert chart.name == "ndcg-3-by-loss-tau"
+    assert chart.name in figures_of(tmp_path / "out")
+    assert run_command("compare", str(tmp_path / "out" / "comparison.yaml"), "--out", str(tmp_path / "out")) == 0
+    assert "ndcg@3 by loss.tau" in capsys.readouterr().out
+
+
+def test_two_keys_of_a_cascade_are_a_heat_map_with_their_own_chance_levels(tmp_path: Path) -> None:
+    content = cascade_content(liked_log(tmp_path / "log"), training={"epochs": 1, "batch": 32})
+    content |= {
+        "methods": {"bce": {"objective": {"name": "bce"}}},
+        "sweep": {"stages.0.quota": [4, 6], "optimizer.lr": [0.01, 0.1]},
+    }
+    result = compare_methods(load_comparison(content), tmp_path / "out")
+    kept = [method.metrics["retrieval/alone/recall"].chance for method in result.methods]
+    assert kept == pytest.approx([4 / 11, 4 / 11, 6 / 11, 6 / 11])
+    pivot = pivot_table(result, "joint_recall")
+    assert [row[0] for row in pivot.rows] == ["bce stages.0.quota=4", "bce stages.0.quota=6"]
+    chart = sweep_chart(result, "joint_recall")
+    assert chart is not None
+    drawn = chart.svg()
+    for method in result.methods:
+        assert f">{method.metrics['joint_recall'].mean:.3f}<".replace("0.", ".", 1) in drawn
+    means = {method.name: method.metrics["joint_recall"].mean for method in result.methods}
+    assert set(first_evaluations(result, tmp_path / "out")) == set(means)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -833,6 +931,22 @@ def test_a_trial_that_fails_is_not_chosen(compare: Callable[..., ComparisonResul
         ({"tune": {"optimizer.rate": [1]}}, "optimizer: unknown key 'rate'"),
         ({"tune": {"optimizer.lr": []}}, "tune.optimizer.lr"),
         ({"budget": 5}, "methods.softmax.tune: its grid has 1 point, the budget is 5"),
+        ({"sweep": {"loss.tau": 3}}, "sweep: loss.tau: found 3, expected a list of values, or named points"),
+        ({"sweep": {"optimizer.lr": [1, 1]}}, "sweep: optimizer.lr: found [1, 1], expected different values"),
+        ({"sweep": {"optimizer.rate": [1]}}, "methods.softmax optimizer.rate=1: optimizer: unknown key 'rate'"),
+        ({"sweep": {"metrics": [["mrr"]]}}, "sweep.metrics: unknown"),
+        ({"sweep": {"training.seed": [1, 2]}}, "sweep: found training.seed, whose values are those of seeds"),
+        (
+            {"sweep": {"optimizer.lr": [1, 2]}, "tune": {"optimizer.lr": [1]}},
+            "sweep: found optimizer.lr, whose values are those of tune",
+        ),
+        ({"sweep": {"optimizer.lr": [*range(1, 102)], "training.batch": [*range(1, 102)]}}, "a sweep of 10,201 points"),
+        (
+            {"sweep": {"optimizer.lr": [0.1]}, "against": "softmax"},
+            "the methods are 'softmax optimizer.lr=0.1', 'ridge'",
+        ),
+        ({"methods": {"a": {"sweep": [1]}}}, "methods.a.sweep: found [1], expected keys with lists of values"),
+        ({"methods": {"a": {"sweep": {"loss.tau": []}}}}, "methods.a.sweep: loss.tau: found []"),
     ],
 )
 def test_wrong_configurations_say_where(

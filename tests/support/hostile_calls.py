@@ -99,7 +99,7 @@ def targets() -> dict[str, Target]:
         *(_target(f"ops.{name}", registry.get("operator", name)) for name in registry.builtins("operator")),
         *(_target(f"ops.topk/{name}", partial(_inclusion, name)) for name in registry.builtins("operator")),
         *(_target(f"ops.log_inclusion/{name}", partial(_logs, name)) for name in registry.builtins("operator")),
-        *(_target(f"ops.log_rows/{name}", partial(_log_rows, name)) for name in registry.sorts()),
+        *(_target(f"ops.log_rows/{name}", partial(_log_rows, name)) for name in registry.SORTS),
         *(_target(f"losses.{name}", getattr(rf.losses, name)) for name in rf.losses.__all__),
         *(_target(f"metrics.{name}", registry.get("metric", name)) for name in registry.builtins("metric")),
         *(_target(f"metrics.{name}", getattr(rf.metrics, name)) for name in rf.metrics.__all__ if _is_test(name)),

@@ -214,7 +214,7 @@ KINDS: dict[str, Kind] = {
 
 _rows = Kind(COUNTS, (*HOSTILE_COUNTS, 2**31 - 1, 10**6))
 SPECIAL: dict[tuple[str, str], Kind] = {
-    **{(f"{place}{name}", "k"): _rows for name in registry.sorts() for place in ("ops.", "ops.log_rows/")},
+    **{(f"{place}{name}", "k"): _rows for name in registry.SORTS for place in ("ops.", "ops.log_rows/")},
     ("objectives.icc", "loss"): _word((None, "lambdarank", "ranknet")),
     ("objectives.per_stage", "loss"): Kind((rf.losses.RankNetLoss(), rf.losses.MSELoss()), ("ranknet_loss", 1, None)),
     ("metrics.funnel", "ties"): _word(("random", "position")),

@@ -95,4 +95,4 @@ def _summary(stages: Sequence[str], methods: Sequence[str], seeds: int, rng: tor
     first = values[methods[0]]
     chance = {name: of.mean(0) for name, of in first.items()}
     directions = {name: higher_is_better(name) for name in first}
-    return summarise(Outcome(values, chance, directions, folds=[20]))
+    return summarise(Outcome(values, dict.fromkeys(values, chance), directions, folds=[20]))

@@ -166,8 +166,8 @@ def test_further_metrics_are_evaluated_and_validated(log: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean ndcg@k"),
-        ({"stage_metrics": ["ndcg_publised@3"]}, "found 'ndcg_publised@3', did you mean ndcg_published@k; allowed are"),
+        ({"stage_metrics": ["ndgc@3"]}, "stage_metrics.0: found 'ndgc@3', did you mean 'ndcg'"),
+        ({"stage_metrics": ["ndcg_publised@3"]}, "found 'ndcg_publised@3', did you mean 'ndcg_published'; allowed are"),
         (
             {"stage_metrics": ["ndcg_published@0"]},
             "'ndcg_published@0'; expected ndcg_published or ndcg_published@k",

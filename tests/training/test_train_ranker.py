@@ -232,7 +232,7 @@ def test_every_temperature_of_a_loss_can_follow_a_schedule(name: str) -> None:
     variants: list[dict[str, Any]] = [{"tau": SCHEDULE}] if "tau" in options else []
     for operator, place in ((one, "topk" if "topk" in options else "sort") for one in registry.names("operator")):
         own = [one for one in registry.options("operator", operator) if one in ("tau", "steepness")]
-        if place in options and own and (place == "topk" or operator in registry.sorts()):
+        if place in options and own and (place == "topk" or operator in registry.SORTS):
             variants.append({place: {"name": operator, own[0]: SCHEDULE}})
     assert variants or not {"tau", "sort", "topk"} & set(options)
     for variant in variants:

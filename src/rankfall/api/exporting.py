@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import ArgumentError, checked
+from rankfall._errors import RankfallError, checked
 from rankfall._tables import StoredTables
 from rankfall.api.shared import Progress, issue, optional_path, reported, requires_extra, run_directory, stepper, warn
 from rankfall.storage.manifests import verification
@@ -117,7 +117,7 @@ def export(
     """
     chosen = _quotas(quotas or {})
     if not 0 < recall <= 1:
-        raise ArgumentError("recall", f"found {recall:g}, expected more than 0 and at most 1")
+        raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
     check_installed("export")
     from rankfall.serving.export.export_run import ExportOptions, export_run
 
@@ -151,7 +151,7 @@ def _quotas(given: Mapping[str, int] | Sequence[str]) -> Mapping[str, int]:
     for word in given:
         name, _, number = str(word).partition("=")
         if not name or not number.isdecimal() or int(number) < 1:
-            raise ArgumentError("quotas", f"found {word!r}, expected STAGE=N with a whole number of at least 1")
+            raise RankfallError(f"found {word!r}, expected STAGE=N with a whole number of at least 1", "quotas")
         quotas[name] = int(number)
     return quotas
 

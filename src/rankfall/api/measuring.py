@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rankfall._errors import ArgumentError, checked
+from rankfall._errors import RankfallError, checked
 from rankfall.api.shared import (
     Progress,
     counter,
@@ -248,13 +248,13 @@ def _check_targets(costs: object, bundle: object, budget: object, recall: float 
     from rankfall.studies.plan.plan_quotas import METRICS
 
     if costs and bundle is not None:
-        raise ArgumentError("bundle", "found with `costs`, expected one of them")
+        raise RankfallError("found with `costs`, expected one of them", "bundle")
     if budget is not None and recall is not None:
-        raise ArgumentError("recall", "found with `budget`, expected one of them")
+        raise RankfallError("found with `budget`, expected one of them", "recall")
     if recall is not None and not 0 < recall <= 1:
-        raise ArgumentError("recall", f"found {recall:g}, expected more than 0 and at most 1")
+        raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
     if metric not in METRICS:
-        raise ArgumentError("metric", f"found {metric!r}, expected one of {', '.join(METRICS)}")
+        raise RankfallError(f"found {metric!r}, expected one of {', '.join(METRICS)}", "metric")
 
 
 def _cost_words(costs: Mapping[str, str | float] | Sequence[str]) -> list[str]:
@@ -308,7 +308,7 @@ def _measured_costs(
         from rankfall.studies.plan.stage_costs import REQUESTS, measure_costs
     bundle, stages = Bundle.load(path), list(current)
     if bundle.names != stages:
-        raise ValueError(
+        raise RankfallError(
             f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
         )
     source = bundle.manifest["source"]

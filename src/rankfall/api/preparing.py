@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from rankfall._errors import ArgumentError, checked, did_you_mean
+from rankfall._errors import RankfallError, checked, did_you_mean
 from rankfall._tables import StoredTables
 from rankfall.api.shared import Progress, counter, issue, opened_engine, reported, stepper, warn
 
@@ -162,19 +162,19 @@ def prepare(
     """
     if layout not in _LAYOUTS:
         hint = did_you_mean(layout, _LAYOUTS)
-        raise ValueError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
+        raise RankfallError(f"layout: found {layout!r}{hint}; allowed are {', '.join(_LAYOUTS)}")
     work = _LAYOUTS[layout]
     given = {"spec": spec, "engine": engine if engine != "local" else None, "append": options.pop("append", None)}
     named = {name: value for name, value in given.items() if value is not None}
     for name in named:
         having = [one for one, function in _LAYOUTS.items() if name in inspect.signature(function).parameters]
         if layout not in having:
-            raise ValueError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(having)}")
+            raise RankfallError(f"{name}: found with the layout {layout}, expected the layout {' or '.join(having)}")
     allowed = [name for name in inspect.signature(work).parameters if name not in inspect.signature(prepare).parameters]
     for name in options:
         if name not in allowed:
             hint = did_you_mean(name, allowed)
-            raise ValueError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
+            raise RankfallError(f"options: found {name!r}{hint}; this layout has {', '.join(allowed)}")
     shared: dict[str, Any] = {"check": check, "force": force, "progress": progress, "on_notice": on_notice}
     result: PreparedData | DataCheck = work(source, out, **shared, **named, **options)
     return result
@@ -199,7 +199,7 @@ def _prepared(data: ImpressionLog | RankingData, on_notice: OnNotice) -> Prepare
 
 def _directory(out: PathLike | None) -> Path:
     if out is None:
-        raise ArgumentError("out", "missing, expected a directory to write; it is required without `check`")
+        raise RankfallError("missing, expected a directory to write; it is required without `check`", "out")
     return Path(out)
 
 
@@ -207,7 +207,7 @@ def _check_appending(**of_new_logs: object) -> None:
     """Check that no argument of new logs is given with `append`."""
     for name, value in of_new_logs.items():
         if value:
-            raise ArgumentError(name, "has no effect with `append`, which keeps what the log has")
+            raise RankfallError("has no effect with `append`, which keeps what the log has", name)
 
 
 @checked
@@ -263,9 +263,9 @@ def rows(
     if append is not None:
         _check_appending(out=out, fit_days=fit_days, seed=seed, force=force)
     elif spec is None:
-        raise ArgumentError("spec", "missing, expected a description of the log, or `append` for a log that has one")
+        raise RankfallError("missing, expected a description of the log, or `append` for a log that has one", "spec")
     elif reopen:
-        raise ArgumentError("reopen", "needs `append`")
+        raise RankfallError("needs `append`", "reopen")
     given = None if spec is None else load_description(spec)
     described = given or ImpressionLog.load(Path(append or "")).spec
     files = _files(source, described)
@@ -289,15 +289,15 @@ def _files(source: Sources | None, spec: Spec) -> list[Path | str]:
     from rankfall.data.sources.object_storage import is_url
 
     if isinstance(source, Mapping):
-        raise ValueError("source: found a dictionary, expected files or directories of rows")
+        raise RankfallError("source: found a dictionary, expected files or directories of rows")
     if not source:
         if spec.source is None:
-            raise ArgumentError("source", "missing, and the spec names no source")
+            raise RankfallError("missing, and the spec names no source", "source")
         return []
     given = [source] if isinstance(source, str | os.PathLike) else source
     for path in given:
         if not is_url(path) and not Path(path).exists():
-            raise ArgumentError("source", f"{path} does not exist")
+            raise RankfallError(f"{path} does not exist", "source")
     return [path if isinstance(path, str) else Path(path) for path in given]
 
 
@@ -342,7 +342,7 @@ def recflow(
     if append is not None:
         _check_appending(out=out, stages=stages, sequences=sequences, seed=seed, force=force, check=check)
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
-        raise ArgumentError("source", f"found {source!r}, expected a directory")
+        raise RankfallError(f"found {source!r}, expected a directory", "source")
     with opened_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
         work: dict[str, Any] = {"days": days, "engine": opened, "on_progress": stepper(report)}
@@ -416,18 +416,18 @@ def letor(
     from rankfall.data.sources.letor.split_reader import check_letor
 
     if not isinstance(source, Mapping):
-        raise ValueError(f"source: found {source!r}, expected a dictionary with the files of each split")
+        raise RankfallError(f"source: found {source!r}, expected a dictionary with the files of each split")
     splits = {
         name: [Path(files)] if isinstance(files, str | os.PathLike) else [Path(one) for one in files]
         for name, files in source.items()
     }
     if missing_indicator and missing_value is None:
-        raise ArgumentError("missing_indicator", "needs `missing_value`")
+        raise RankfallError("needs `missing_value`", "missing_indicator")
     if max_list is not None and max_list < min_list:
-        raise ArgumentError("max_list", f"{max_list} is below `min_list` {min_list}")
+        raise RankfallError(f"{max_list} is below `min_list` {min_list}", "max_list")
     for name in standardise:
         if name not in splits:
-            raise ArgumentError("standardise", f"found {name}, expected one of the splits {', '.join(splits)}")
+            raise RankfallError(f"found {name}, expected one of the splits {', '.join(splits)}", "standardise")
     recipe = Recipe(
         min_list=min_list,
         max_list=max_list,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
+from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables, Tables
 from rankfall.api.shared import Progress, reported, requires_extra, stepper, warn
 from rankfall.storage.files import Leftover, clean_tree
@@ -95,7 +95,7 @@ def collect(
         try:
             counts = run(url, directory, follow=follow, stop=stopping, on_notice=on_notice, on_counts=on_counts)
         except ValueError as error:
-            raise ValueError(f"url: {error}") from None
+            raise RankfallError(f"url: {error}") from None
     return CollectedRecords(**asdict(counts)).stored_in(directory)
 
 
@@ -164,7 +164,7 @@ def join(
     """
     for name, count in (("user_requests", user_requests), ("grow_limit", grow_limit)):
         if count is not None and count < 0:
-            raise ValueError(f"{name}: found {count}, expected a number of at least 0")
+            raise RankfallError(f"{name}: found {count}, expected a number of at least 0")
     settings = {
         "wait": milliseconds("wait", wait),
         "close": close,
@@ -175,9 +175,9 @@ def join(
         "grow_limit": grow_limit,
     }
     if follow and close:
-        raise ArgumentError("close", "found with `follow`; a day is closed at once, or when its records are complete")
+        raise RankfallError("found with `follow`; a day is closed at once, or when its records are complete", "close")
     if not poll > 0:
-        raise ValueError(f"poll: found {poll!r}, expected seconds above 0")
+        raise RankfallError(f"poll: found {poll!r}, expected seconds above 0")
     with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
         report(Progress("opening the log"))
         from rankfall.api.preparing import load_description
@@ -189,7 +189,7 @@ def join(
         }
         for name, path in paths.items():
             if path is not None and not path.exists():
-                raise ArgumentError(name, f"{path} does not exist")
+                raise RankfallError(f"{path} does not exist", name)
         joiner = Joiner(
             Path(directory),
             Path(out),
@@ -230,7 +230,7 @@ def milliseconds(name: str, wait: str | float | timedelta) -> int:
         is_number = isinstance(wait, int | float) and not isinstance(wait, bool)
         seconds = wait.total_seconds() if isinstance(wait, timedelta) else float(wait) if is_number else -1.0
     if not 0 <= seconds <= MAX_WAIT.total_seconds():
-        raise ValueError(
+        raise RankfallError(
             f"{name}: found {wait!r}, expected a duration up to {MAX_WAIT.days} days, such as 1h, 90m or 30s"
         )
     return round(seconds * 1000)
@@ -238,7 +238,7 @@ def milliseconds(name: str, wait: str | float | timedelta) -> int:
 
 def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise ValueError(f"{name}: found {value!r}, expected a share from 0 to 1")
+        raise RankfallError(f"{name}: found {value!r}, expected a share from 0 to 1")
     return float(value)
 
 
@@ -290,7 +290,7 @@ def clean(*directories: PathLike, dry_run: bool = False) -> CleaningResult:
     for place in places:
         if not place.is_dir():
             found = "is a file" if place.exists() else "does not exist"
-            raise ValueError(f"directories: {place} {found}, expected a directory")
+            raise RankfallError(f"directories: {place} {found}, expected a directory")
     done = [one for place in places for one in clean_tree(place, dry_run=dry_run)]
     leftovers = [one for one in done if isinstance(one, Leftover)]
     return CleaningResult(leftovers, [str(one) for one in done if isinstance(one, OSError)], dry_run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import checked
+from rankfall._errors import RankfallError, checked
 from rankfall._tables import StoredTables, json_text
 from rankfall.api.comparing import failure_texts
 from rankfall.api.shared import Progress, issue, reported, stepper, warn, write_figures
@@ -143,7 +143,7 @@ def data_source(reproduction: Reproduction, data: str | None) -> DataSource:
 
     if reproduction.data in ("operators", "none"):
         if data is not None:
-            raise ValueError(f"data: {reproduction.id} uses no data")
+            raise RankfallError(f"data: {reproduction.id} uses no data")
         return DataSource("no data", "none", {})
     return find_log(data) if reproduction.data == "impressions" else find_lists(data)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from rankfall._errors import RankfallWarning
+from rankfall._errors import RankfallError, RankfallWarning
 from rankfall.storage.disk import make_directory
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def opened_engine(engine: EngineName) -> Iterator[Engine]:
     from rankfall._engine import open_engine
 
     if engine not in ("local", "ray"):
-        raise ValueError(f"engine: found {engine!r}, expected local or ray")
+        raise RankfallError(f"engine: found {engine!r}, expected local or ray")
     with open_engine(engine) as opened:
         yield opened
 
@@ -231,7 +231,7 @@ def requires_extra(what: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise RankfallError(
             f"{what} needs {error.name}, which is not installed: pip install 'rankfall[{extra}]'"
         ) from None
 

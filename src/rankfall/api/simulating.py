@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankfall._errors import ArgumentError, checked
+from rankfall._errors import RankfallError, checked
 from rankfall._tables import StoredTables
 from rankfall.api.shared import Progress, counter, reported
 
@@ -167,15 +167,15 @@ def _check_simulation(
     kind: str, preset: str, layout: str, *, append: bool, force: bool, truth: bool, relevant: str | None
 ) -> None:
     if layout not in ("rankfall", "recflow"):
-        raise ValueError(f"layout: found {layout!r}, expected rankfall or recflow")
+        raise RankfallError(f"layout: found {layout!r}, expected rankfall or recflow")
     if layout == "recflow" and kind != "recflow":
-        raise ArgumentError("layout", f"found recflow, in which the preset {preset} cannot be written")
+        raise RankfallError(f"found recflow, in which the preset {preset} cannot be written", "layout")
     others = {"`force`": force, "`truth`": truth, "`relevant`": relevant, "the layout recflow": layout == "recflow"}
     if append and any(others.values()):
         found = " and ".join(name for name, given in others.items() if given)
-        raise ArgumentError("append", f"cannot be combined with {found}")
+        raise RankfallError(f"cannot be combined with {found}", "append")
     if relevant and layout == "recflow":
-        raise ArgumentError("relevant", "is a part of the spec of a log, which RecFlow's layout has not")
+        raise RankfallError("is a part of the spec of a log, which RecFlow's layout has not", "relevant")
 
 
 def _simulate_log(

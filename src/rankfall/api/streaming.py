@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import ArgumentError, checked, one_line, stop_at_ctrl_c
+from rankfall._errors import RankfallError, checked, one_line, stop_at_ctrl_c
 from rankfall.api.comparing import failure_texts
 from rankfall.api.exporting import check_installed
 from rankfall.api.shared import Progress, issue, optional_path, override_words, reported, warn, write_figures
@@ -79,9 +79,9 @@ def stream(
     from rankfall.training.run_directory import Stopped
 
     if force and resume:
-        raise ArgumentError("force", "found with `resume`; a stream is either replaced or continued")
+        raise RankfallError("found with `resume`; a stream is either replaced or continued", "force")
     if items is not None and not bundles:
-        raise ValueError(f"items: found {items} without bundles, the only ones to contain these items")
+        raise RankfallError(f"items: found {items} without bundles, the only ones to contain these items")
     followed = [] if follow is None else [f"data.path={json.dumps(str(follow))}"]
     settings = load_stream(config, [*override_words(overrides), *followed])
     directory = Path(out)
@@ -275,7 +275,7 @@ class DayBundles:
         if day in existing and read_manifest(place / day)["source"]["checkpoint"] == checksum(weights):
             return
         if day not in log.days:
-            raise ValueError(f"{log.path} no longer has the day, whose requests are needed to check the bundle")
+            raise RankfallError(f"{log.path} no longer has the day, whose requests are needed to check the bundle")
         exported = export_trained(
             Trained(run.directory, run.config, weights, log, [day], _measured(run.directory, day)),
             place / day,

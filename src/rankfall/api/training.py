@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import ArgumentError, checked, stop_at_ctrl_c
+from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
 from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn
 from rankfall.storage.manifests import verification
@@ -62,7 +62,7 @@ class TrainedRun(StoredTables):
         path = Path(directory)
         config = read_config(path, trust=trust)
         if not is_finished(path):
-            raise ValueError(f"{path} is a run that did not finish; continue it with resume=True")
+            raise RankfallError(f"{path} is a run that did not finish; continue it with resume=True")
         return cls(config, read_result(path), config.training.metric, [], path)
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
@@ -159,11 +159,11 @@ def train(
         ValueError: If arguments exclude each other, or `out` holds something else.
     """
     if force and resume:
-        raise ArgumentError("force", "found with `resume`; a run is either replaced or continued")
+        raise RankfallError("found with `resume`; a run is either replaced or continued", "force")
     if workers is not None and engine != "ray":
-        raise ArgumentError("workers", f"found {workers} with the engine {engine}, expected the engine ray")
+        raise RankfallError(f"found {workers} with the engine {engine}, expected the engine ray", "workers")
     if engine == "ray" and "WORLD_SIZE" in os.environ:
-        raise ArgumentError("engine", "processes are started either by torchrun or by Ray")
+        raise RankfallError("processes are started either by torchrun or by Ray", "engine")
     words = [*override_words(overrides), *([] if seed is None else [f"training.seed={seed}"])]
     read: Callable[[], TrainConfig] = partial(_read_config, config, words)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several processes read it together, which needs torch

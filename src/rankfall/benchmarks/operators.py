@@ -94,7 +94,7 @@ OPERATORS = {
 def _default_operator(name: str) -> Case:
     """Return the case of a built-in operator that has no case of its own above, with its default options."""
     operator = registry.get("operator", name)
-    if name in registry.sorts():
+    if name in registry.SORTS:
         return Case(lambda scores, labels, k: operator(scores, k=k).sum(-2), square(4))
     return Case(lambda scores, labels, k: operator(scores, k), linear)
 
@@ -129,8 +129,8 @@ def _default_loss(name: str) -> Case:
 
 LOSSES |= {
     name: _default_loss(name)
-    for name, loss in registry.builtins("loss").items()
-    if name not in LOSSES and name not in _NOT_MEASURED and not loss.is_class
+    for name in registry.builtins("loss")
+    if name.endswith("_loss") and name not in LOSSES and name not in _NOT_MEASURED
 }
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankfall._errors import RankfallError
 from rankfall.serving.bundle_files import is_bundle
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def requests_like_examples(bundle: Bundle, count: int, *, seed: int = 0) -> list
     """Return requests that combine the users and the sequences of a bundle's examples at random."""
     examples = [example["request"] for example in bundle.examples()]
     if not examples:
-        raise ValueError(
+        raise RankfallError(
             f"bundle: {bundle.path} has no examples, from which requests are made; export it with --examples"
         )
     choose = random.Random(seed)

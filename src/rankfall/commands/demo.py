@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankfall._errors import STOP_SIGNALS
+from rankfall._errors import STOP_SIGNALS, RankfallError
 from rankfall.commands.options import AsJson, Force, Seed, quick_option
 from rankfall.commands.terminal import (
     print_json,
@@ -74,7 +74,7 @@ def demo(
             result = _run(directory, seed, quick)
     else:
         if out.exists() and any(out.iterdir()) and not force:
-            raise ValueError(f"out: {out} is not empty; name another directory, or overwrite it with --force")
+            raise RankfallError(f"out: {out} is not empty; name another directory, or overwrite it with --force")
         _check_demo(out)
         make_directory(out)
         result = _run(out, seed, quick)
@@ -134,7 +134,7 @@ def _check_demo(out: Path) -> None:
     """Raise an error for a directory with other files; an earlier demo wrote its log first."""
     names = sorted(path.name for path in out.glob("[!.]*"))
     if names and not (out / "log" / MANIFEST).is_file():
-        raise ValueError(
+        raise RankfallError(
             f"out: {out} contains {names[0]} but no log, so it was not written by a demo; name another directory"
         )
 

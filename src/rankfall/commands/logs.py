@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankfall import api
+from rankfall._errors import RankfallError
 from rankfall._progress import steps
 from rankfall.commands.options import MAX_NUMBER, AsJson, Force, NoVerify, Seed, existing_source, noting, table_option
 from rankfall.commands.prepare import lists_table, skipped_lines
@@ -93,7 +94,7 @@ def _check_free(out: Path, files: dict[str, str]) -> None:
 
 
 def _exists(path: Path) -> ValueError:
-    return ValueError(f"{path} exists already and is not replaced; --out names another directory")
+    return RankfallError(f"{path} exists already and is not replaced; --out names another directory")
 
 
 def _check(files: dict[str, str]) -> None:
@@ -241,7 +242,7 @@ def data(
         with noting():
             _ranking_data(path, verify=verify, as_json=as_json)
     else:
-        raise ValueError(
+        raise RankfallError(
             f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
             "simulate') or ranking data (see 'rankfall prepare letor')"
         )
@@ -353,7 +354,7 @@ def examination(
     from rankfall.reporting.terminal import show
 
     if out is not None and out.exists() and not force:
-        raise ValueError(f"out: {out} exists already; --force replaces it")
+        raise RankfallError(f"out: {out} exists already; --force replaces it")
     with noting(verify=not no_verify), progress() as bar:
         log = ImpressionLog.load(path)
         tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}

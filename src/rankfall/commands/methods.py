@@ -224,7 +224,7 @@ def _is_named(method: Method, name: str) -> bool:
 
 
 def find_methods(kind: Kind) -> list[Method]:
-    """Return the built-in components of one kind, by their names in Python. Only metrics are imported for it.
+    """Return the built-in components of one kind, by their names in Python.
 
     Metrics include the tests of significance, which configurations do not name.
     """
@@ -265,7 +265,8 @@ def find_own(kind: Kind) -> list[Method]:
 
 def _describe_reference(reference: str, kind: Kind | None) -> Method:
     """Describe what a reference names. Without a kind, its decorator or its signature tells it."""
-    from rankfall.registry.references import guess_kind, resolve
+    from rankfall.registry.components import guess_kind
+    from rankfall.registry.references import resolve
 
     found = resolve(kind.value if kind else "component", reference)
     return _describe_own(kind or Kind(guess_kind(reference, found)), reference)
@@ -273,7 +274,7 @@ def _describe_reference(reference: str, kind: Kind | None) -> Method:
 
 def _describe_own(kind: Kind, name: str) -> Method:
     from rankfall import registry
-    from rankfall.registry.option_values import name_forms
+    from rankfall.registry.metric_names import name_forms
     from rankfall.registry.references import source_of
 
     of_kind: registry.Kind = kind.value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankfall._errors import RankfallError
 from rankfall.commands.terminal import print_message
 
 if TYPE_CHECKING:
@@ -103,5 +104,5 @@ def whole_number_of(variable: str, default: int) -> int:
     """
     text = os.environ.get(variable, str(default))
     if not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"{variable}: found {text!r} in the environment, expected a whole number")
+        raise RankfallError(f"{variable}: found {text!r} in the environment, expected a whole number")
     return int(text)

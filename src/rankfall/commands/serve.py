@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from rankfall._errors import RankfallError
 from rankfall.api.records import milliseconds
 from rankfall.commands.terminal import print_message, requires_extra, with_examples
 
@@ -134,9 +135,11 @@ def serve(
     recording = {"sample_share": sample_share, "sample_items": sample_items, "time_window": time_window, "clock": clock}
     for name, value in recording.items():
         if samples is None and value is not None:
-            raise ValueError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
+            raise RankfallError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
     if clock == Clock.requests and workers > 1:
-        raise ValueError("clock: found requests with several workers, each of which has its own clock; use --workers 1")
+        raise RankfallError(
+            "clock: found requests with several workers, each of which has its own clock; use --workers 1"
+        )
     window = time_window or ("0" if clock == Clock.requests else TIME_WINDOW)
     token = _token(token_file)
     print_message("loading the bundle")
@@ -176,7 +179,7 @@ def _counts(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) <= MAX_COUNT for part in parts):
         expected = f"whole numbers from 0 to {MAX_COUNT:,}, such as 10,5"
-        raise ValueError(f"sample-items: found {text[:60]!r}, expected {expected}")
+        raise RankfallError(f"sample-items: found {text[:60]!r}, expected {expected}")
     return tuple(map(int, parts))
 
 
@@ -190,7 +193,7 @@ def _token(file: Path | None) -> str | None:
         return None
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(f"{where}: found no valid token, expected printable ASCII without spaces")
+        raise RankfallError(f"{where}: found no valid token, expected printable ASCII without spaces")
     return token
 
 
@@ -200,7 +203,7 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise OSError(f"token-file: {file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"token-file: {file} is not a text file") from None
+        raise RankfallError(f"token-file: {file} is not a text file") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 from docstring_parser import DocstringStyle, parse
 
 from rankfall import api, option_types
-from rankfall._errors import ArgumentError
+from rankfall._errors import RankfallError
 from rankfall.api.shared import Display
 from rankfall.commands.options import SHARED, finite
 from rankfall.commands.terminal import examples, print_message
@@ -71,9 +71,11 @@ class Call:
         words = [word for name in several for word in arguments.pop(name, ())]
         try:  # the attribute of the package, which is what programs call
             return getattr(api, self.function.__name__, self.function)(*words, **arguments)
-        except ArgumentError as error:
-            text = re.sub(r"`(\w+)`", lambda found: self.spelled[found[1]], error.text)
-            raise typer.BadParameter(text, param_hint=self.spelled[error.argument]) from None
+        except RankfallError as error:
+            if error.path not in self.spelled:
+                raise
+            text = re.sub(r"`(\w+)`", lambda found: self.spelled.get(found[1], found[0]), error.text)
+            raise typer.BadParameter(text, param_hint=self.spelled[error.path]) from None
 
 
 def verb(

@@ -17,6 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._config import to_yaml
+from rankfall._errors import RankfallError
 from rankfall.simulation.live_users import LiveUsers, item_rows, loop_spec, past_rows, request_rows
 from rankfall.simulation.platform import Platform, day_name
 from rankfall.simulation.presets import LOOP
@@ -194,11 +195,11 @@ class LoopFiles:
         if not has_format(self.manifest, FORMAT):
             if self.rows.parent.is_dir():  # interrupted before it began
                 return False
-            raise ValueError(f"out: {self.directory} is not empty and has no loop; name another directory")
+            raise RankfallError(f"out: {self.directory} is not empty and has no loop; name another directory")
         stored = parse_json(self.manifest.read_bytes())["settings"]
         for name, value in asdict(settings).items():
             if stored[name] != value:
-                raise ValueError(
+                raise RankfallError(
                     f"{name}: found {value}, but the loop in {self.directory} has {stored[name]}; --force begins again"
                 )
         return True
@@ -212,7 +213,7 @@ class LoopFiles:
         if has_format(self.manifest, FORMAT):
             remove_directory(self.directory)
         elif self.directory.exists() and any(self.directory.glob("[!.]*")):
-            raise ValueError(f"out: {self.directory} is not empty and has no loop; name another directory")
+            raise RankfallError(f"out: {self.directory} is not empty and has no loop; name another directory")
 
     def begin(self, settings: LoopSettings, users: LiveUsers, past: Iterable[ServedPortion]) -> None:
         """Write what a loop begins with: `past` has the first days of users."""

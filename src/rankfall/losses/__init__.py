@@ -97,7 +97,6 @@ from rankfall.losses.relaxed import (
     sort_cross_entropy_loss,
     topk_bce_loss,
 )
-from rankfall.registry.signatures import export_others
 
 __all__ = [
     "ARFLoss",
@@ -134,5 +133,3 @@ __all__ = [
     "sort_cross_entropy_loss",
     "topk_bce_loss",
 ]
-
-export_others(__name__, __all__)  # the components of files that are not imported above

@@ -18,6 +18,7 @@ from rankfall._checks import (
     check_shape,
     check_values,
 )
+from rankfall._errors import RankfallError
 from rankfall._lists import Reduction, item_weight, list_mean, reduce_lists
 from rankfall.losses._module import LossModule
 
@@ -189,9 +190,9 @@ def _check_logits(logits: Tensor) -> Tensor:
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
     if not logits.is_floating_point():
-        raise ValueError(f"logits must be floating point, got {logits.dtype}; convert with logits.float()")
+        raise RankfallError(f"logits must be floating point, got {logits.dtype}; convert with logits.float()")
     if logits.ndim < 2 or logits.shape[-1] == 0:
-        raise ValueError(f"logits must have the shape (..., n, grades), got {tuple(logits.shape)}")
+        raise RankfallError(f"logits must have the shape (..., n, grades), got {tuple(logits.shape)}")
     return at_least_float32(logits)
 
 

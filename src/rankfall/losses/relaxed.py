@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankfall import register
 from rankfall._checks import check_choice, check_count, check_flag, check_lists, check_none, check_scale, is_published
+from rankfall._errors import RankfallError
 from rankfall._lists import (
     Reduction,
     check_relevant,
@@ -447,7 +448,7 @@ def _rows(
     options: dict[str, Any] = {} if tau is None else {"tau": tau}
     rows = sort(scores, k=k, mask=mask, **options)
     if rows.shape[:-2] != scores.shape[:-1]:
-        raise ValueError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
+        raise RankfallError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
     return rows
 
 

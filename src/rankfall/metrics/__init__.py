@@ -34,7 +34,6 @@ Examples:
 from rankfall.metrics.funnel import FunnelResult, funnel
 from rankfall.metrics.ranking import arp, average_precision, hit_rate, mrr, ndcg, opa, precision, recall
 from rankfall.metrics.significance import Row, TestResult, compare, crossed_test, holm, paired_test, two_sample_test
-from rankfall.registry.signatures import export_others
 
 __all__ = [
     "FunnelResult",
@@ -55,5 +54,3 @@ __all__ = [
     "recall",
     "two_sample_test",
 ]
-
-export_others(__name__, __all__)  # the components of files that are not imported above

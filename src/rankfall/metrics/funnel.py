@@ -18,6 +18,7 @@ from rankfall._checks import (
     widen,
     widest,
 )
+from rankfall._errors import RankfallError
 from rankfall._lists import operator, rank_order, safe_divide
 from rankfall.metrics.ranking import ndcg
 
@@ -129,9 +130,9 @@ def _check(
     if not isinstance(stage_scores, list | tuple):
         raise TypeError(f"stage_scores must be a list of tensors, one per stage, got {type(stage_scores).__name__}")
     if len(stage_scores) == 0:
-        raise ValueError("stage_scores must hold the scores of at least one stage, got none")
+        raise RankfallError("stage_scores must hold the scores of at least one stage, got none")
     if len(quotas) != len(stage_scores):
-        raise ValueError(f"quotas must have one number per stage, {len(stage_scores)}, got {len(quotas)}")
+        raise RankfallError(f"quotas must have one number per stage, {len(stage_scores)}, got {len(quotas)}")
     for stage, quota in enumerate(quotas):
         check_count(f"quotas[{stage}]", quota)
     first, truth, real = check_ranking(stage_scores[0], relevant, mask, names=("stage_scores[0]", "relevant"))

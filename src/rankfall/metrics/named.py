@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall.registry import option_values as metric_names
-from rankfall.registry.option_values import parse_name
-from rankfall.registry.option_values import unknown_metric as unknown_metric
+from rankfall._errors import RankfallError
+from rankfall.registry import metric_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +43,11 @@ class NamedMetric:
         """Return one value per list; see :mod:`rankfall.metrics` for the arguments."""
         values = self.function(scores, labels, mask=mask, **self._empty, **self.options)
         if not hasattr(values, "shape"):
-            raise ValueError(
+            raise RankfallError(
                 f"metric {self.name}: found {type(values).__name__}, expected a tensor, one value per list"
             )
         if values.shape != scores.shape[:-1]:
-            raise ValueError(
+            raise RankfallError(
                 f"metric {self.name}: found values of shape {tuple(values.shape)}, expected one value per list, "
                 f"{tuple(scores.shape[:-1])}"
             )
@@ -76,7 +75,7 @@ def parse(name: str) -> NamedMetric:
         >>> parse("precision@2")(torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]))
         tensor(0.5000)
     """
-    found = parse_name(name)
+    found = metric_names.parse_name(name)
     return NamedMetric(name, registry.get("metric", found.word), dict(found.options), found.higher_is_better)
 
 

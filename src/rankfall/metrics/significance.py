@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rankfall._checks import check_choice, check_count, check_flag, check_generator, check_none, check_real, check_share
+from rankfall._errors import RankfallError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -232,7 +233,7 @@ def paired_test(
     _check_options(alternative, confidence)
     a, b = _check_sample("a", a), _check_sample("b", b)
     if a.shape != b.shape:
-        raise ValueError(f"a and b must have one value per query, got {len(a)} and {len(b)} values")
+        raise RankfallError(f"a and b must have one value per query, got {len(a)} and {len(b)} values")
     both = ~(a.isnan() | b.isnan())
     pairs, dropped = _check_size("a and b", int(both.sum())), int((~both).sum())
     a, b = a[both], b[both]
@@ -387,15 +388,15 @@ def holm(p_values: Tensor | Sequence[float]) -> Float[Tensor, " tests"]:
         [0.03, 0.06, 0.06]
     """
     if isinstance(p_values, Tensor) and p_values.is_complex():
-        raise ValueError(f"p_values must be real numbers, got {p_values.dtype}")
+        raise RankfallError(f"p_values must be real numbers, got {p_values.dtype}")
     try:
         values = torch.as_tensor(p_values, dtype=torch.double)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"p_values must be a tensor or a sequence of numbers: {error}") from None
     if values.ndim != 1:
-        raise ValueError(f"p_values must have one dimension, got shape {tuple(values.shape)}")
+        raise RankfallError(f"p_values must have one dimension, got shape {tuple(values.shape)}")
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise ValueError(f"p_values must be in [0, 1], got {values.tolist()}")
+        raise RankfallError(f"p_values must be in [0, 1], got {values.tolist()}")
     ascending, order = values.sort()
     factors = torch.arange(len(values), 0, -1, device=values.device)
     adjusted = (ascending * factors).clamp(max=1.0)
@@ -437,15 +438,15 @@ def compare(
     check_flag("higher_is_better", higher_is_better)
     check_choice("method", method, ("t", "bootstrap"))
     if len(values) == 0:
-        raise ValueError("values must hold at least one method, got none")
+        raise RankfallError("values must hold at least one method, got none")
     if baseline is not None:
         check_choice("baseline", baseline, tuple(values))
     if not 0 < check_real("alpha", alpha) < 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+        raise RankfallError(f"alpha must be between 0 and 1, got {alpha}")
     samples = {name: _check_sample(f"values[{name!r}]", sample) for name, sample in values.items()}
     if len({len(sample) for sample in samples.values()}) > 1:
         lengths = ", ".join(f"{name} {len(sample)}" for name, sample in samples.items())
-        raise ValueError(f"values must have one number per query for each method, got {lengths}")
+        raise RankfallError(f"values must have one number per query for each method, got {lengths}")
     known = {name: sample[~sample.isnan()] for name, sample in samples.items()}
     for name, sample in known.items():
         _check_size(f"values[{name!r}]", len(sample))
@@ -491,19 +492,19 @@ def compare(
 def _check_options(alternative: str, confidence: float) -> None:
     check_choice("alternative", alternative, ("two-sided", "greater", "less"))
     if not 0 < check_real("confidence", confidence) < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
+        raise RankfallError(f"confidence must be between 0 and 1, got {confidence}")
 
 
 def _check_sample(name: str, sample: Tensor) -> Tensor:
     if not isinstance(sample, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(sample).__name__}")
     if sample.ndim != 1:
-        raise ValueError(f"{name} must have one dimension, got shape {tuple(sample.shape)}")
+        raise RankfallError(f"{name} must have one dimension, got shape {tuple(sample.shape)}")
     if sample.is_complex():
-        raise ValueError(f"{name} must be real numbers, got {sample.dtype}")
+        raise RankfallError(f"{name} must be real numbers, got {sample.dtype}")
     sample = sample.detach().double()
     if bool((sample.abs() > LARGEST_VALUE).any()):
-        raise ValueError(f"{name} must not hold inf or numbers beyond {LARGEST_VALUE:g}")
+        raise RankfallError(f"{name} must not hold inf or numbers beyond {LARGEST_VALUE:g}")
     return sample.masked_fill(sample.abs() < 1 / LARGEST_VALUE, 0.0)
 
 
@@ -511,10 +512,12 @@ def _crossed_samples(a: Tensor, b: Tensor, folds: Sequence[int] | None) -> tuple
     """Return both samples without undefined queries, the sizes of the folds that remain, and the number dropped."""
     a, b = _check_crossed("a", a), _check_crossed("b", b)
     if a.shape[1] != b.shape[1]:
-        raise ValueError(f"a and b must have one value per seed and query, got {a.shape[1]} and {b.shape[1]} queries")
+        raise RankfallError(
+            f"a and b must have one value per seed and query, got {a.shape[1]} and {b.shape[1]} queries"
+        )
     sizes = [a.shape[1]] if folds is None else _check_folds(folds)
     if sum(sizes) != a.shape[1]:
-        raise ValueError(f"folds must sum to the number of queries, {a.shape[1]}, got {sum(sizes)}")
+        raise RankfallError(f"folds must sum to the number of queries, {a.shape[1]}, got {sum(sizes)}")
     known = ~(a.isnan().any(0) | b.isnan().any(0))
     remaining = [int(fold.sum()) for fold in known.split(sizes)]
     return a[:, known], b[:, known], [size for size in remaining if size > 0], int((~known).sum())
@@ -528,19 +531,19 @@ def _check_folds(folds: Sequence[int]) -> list[int]:
 
 def _check_crossed(name: str, sample: Tensor) -> Tensor:
     if isinstance(sample, Tensor) and sample.ndim != 2:
-        raise ValueError(f"{name} must have the dimensions seeds and queries, got shape {tuple(sample.shape)}")
+        raise RankfallError(f"{name} must have the dimensions seeds and queries, got shape {tuple(sample.shape)}")
     return _check_sample(name, sample.flatten() if isinstance(sample, Tensor) else sample).view(sample.shape)
 
 
 def _check_runs(name: str, runs: int, *, least: int) -> None:
     if runs < least:
         why = ": one seed says nothing about others" if least > 1 else ""
-        raise ValueError(f"{name} must have at least {least} seeds, got {runs}{why}")
+        raise RankfallError(f"{name} must have at least {least} seeds, got {runs}{why}")
 
 
 def _check_size(name: str, size: int, *, least: int = 2) -> int:
     if size < least:
-        raise ValueError(f"{name} must have at least {least} values that are not NaN, got {size}")
+        raise RankfallError(f"{name} must have at least {least} values that are not NaN, got {size}")
     return size
 
 

@@ -27,11 +27,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankfall import registry
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.models.embedding import FeatureEmbedding, ImpressionFeatures, RequestFeatures
 from rankfall.models.layers import ACTIVATIONS, FeatureScaling
 from rankfall.models.scorers import DIN, MLP, EmbeddingMLP, Linear, Scorer, TwoTower
-from rankfall.registry.signatures import export_others
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +54,6 @@ __all__ = [
     "TwoTower",
     "from_config",
 ]
-
-export_others(__name__, __all__)  # the models of files that are not imported above
 
 KINDS: dict[str, type[Scorer]] = {
     name: registry.get("model", name)  # type: ignore[misc]  # built-in models are scorers
@@ -82,7 +79,7 @@ def from_config(
     options = dict(config)
     kind = options.pop("kind", None)
     if kind not in KINDS:
-        raise ValueError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
+        raise RankfallError(f"kind: found {kind!r}{did_you_mean(kind, KINDS)}; allowed are {', '.join(KINDS)}")
     registry.check_options("model", kind, options)
     model: Any = KINDS[kind]
     scorer: Scorer = model(features, tables=tables, **options)

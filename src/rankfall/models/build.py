@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from torch import nn
 
 from rankfall import registry
+from rankfall._errors import RankfallError
 from rankfall.models import KINDS, Scorer, from_config
 from rankfall.models.embedding import FeatureEmbedding
 from rankfall.models.scorers import TwoTower
@@ -57,16 +58,16 @@ def build_model(
     if kind in KINDS:
         return from_config(config, features, tables=tables)
     if not isinstance(kind, str):
-        raise ValueError(f"kind: found {kind!r}, expected the name of a model")
+        raise RankfallError(f"kind: found {kind!r}, expected the name of a model")
     component = registry.get("model", kind)
     options = {name: value for name, value in config.items() if name != "kind"}
     supplied = {"tables": tables} if "tables" in inspect.signature(component).parameters else {}
     try:
         model = component(features, **supplied, **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{kind} refuses its options: {error}") from error
+        raise RankfallError(f"{kind} refuses its options: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{kind} built {type(model).__name__}, expected a torch.nn.Module")
+        raise RankfallError(f"{kind} built {type(model).__name__}, expected a torch.nn.Module")
     source = source_of("model", kind)
     described = ModelDescription(dict(config), features, None if source is None else asdict(source))
     object.__setattr__(model, "_rankfall_description", described)  # no module, buffer or weight

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rankfall._checks import WIDEST, check_count, check_real
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.encoding import UNSEEN
 from rankfall.option_types import LARGEST
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Feature, Features, Sequence
 
 
-class UnknownIdError(ValueError):
+class UnknownIdError(RankfallError):
     """An id is outside the rows of its embedding table."""
 
 
@@ -54,7 +54,7 @@ class FeatureEmbedding(nn.Module):
         super().__init__()
         check_count("dim", dim, most=WIDEST)
         if not 0 <= check_real("std", std) <= LARGEST:
-            raise ValueError(f"std must be from 0 to {LARGEST:g}, got {std}")
+            raise RankfallError(f"std must be from 0 to {LARGEST:g}, got {std}")
         if not isinstance(sparse, bool | int):
             raise TypeError(f"sparse must be True, False or a number of rows, got {type(sparse).__name__}")
         seen = _check_only(features, only)
@@ -145,7 +145,7 @@ class FeatureEmbedding(nn.Module):
 
     def _embed(self, feature: Feature, values: Mapping[str, Tensor]) -> Tensor:
         if feature.name not in values:
-            raise ValueError(f"the batch has no feature {address(feature)}")
+            raise RankfallError(f"the batch has no feature {address(feature)}")
         value = values[feature.name]
         if feature.embedding is None:
             return value.unsqueeze(-1) if feature.size == 1 else value
@@ -206,10 +206,10 @@ def _check_only(features: Features, only: Iterable[str] | None) -> set[str]:
     if only is None:
         return set(known)
     if isinstance(only, str):
-        raise ValueError(f"only must be a list of names, got {only!r}")
+        raise RankfallError(f"only must be a list of names, got {only!r}")
     only = set(only)
     for name in sorted(only - set(known)):
-        raise ValueError(f"only: found {name!r}{did_you_mean(name, known)}; allowed are {', '.join(known)}")
+        raise RankfallError(f"only: found {name!r}{did_you_mean(name, known)}; allowed are {', '.join(known)}")
     return only
 
 
@@ -217,12 +217,12 @@ def _check_tables(given: Mapping[str, nn.Embedding], features: Features, dim: in
     for name, table in given.items():
         if name not in features.tables:
             known = ", ".join(features.tables)
-            raise ValueError(f"tables: found {name!r}{did_you_mean(name, features.tables)}; allowed are {known}")
+            raise RankfallError(f"tables: found {name!r}{did_you_mean(name, features.tables)}; allowed are {known}")
         expected = (features.tables[name], dim)
         if tuple(table.weight.shape) != expected:
-            raise ValueError(f"tables: {name!r} has the shape {tuple(table.weight.shape)}, expected {expected}")
+            raise RankfallError(f"tables: {name!r} has the shape {tuple(table.weight.shape)}, expected {expected}")
         if table.padding_idx != 0:
-            raise ValueError(f"tables: {name!r} must have padding_idx=0, got {table.padding_idx}")
+            raise RankfallError(f"tables: {name!r} must have padding_idx=0, got {table.padding_idx}")
     return dict(given)
 
 

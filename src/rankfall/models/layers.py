@@ -21,7 +21,7 @@ from rankfall._checks import (
     widen,
     widest,
 )
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +68,7 @@ INITS = ("default", "he")
 def make_activation(name: str, width: int, *, where: str = "activation") -> nn.Module:
     """Create an activation of `width` units by its name. `where` is the name of the argument, for messages."""
     if name not in ACTIVATIONS:
-        raise ValueError(
+        raise RankfallError(
             f"{where} must be one of {', '.join(ACTIVATIONS)}, got {name!r}{did_you_mean(name, ACTIVATIONS)}"
         )
     return PReLU(width) if name == "prelu" else ACTIVATIONS[name]()
@@ -77,7 +77,7 @@ def make_activation(name: str, width: int, *, where: str = "activation") -> nn.M
 def initialise(module: nn.Module, init: str) -> None:
     """Initialise the linear maps of a module anew, unless `init` is ``"default"``: then they keep torch's weights."""
     if init not in INITS:
-        raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}{did_you_mean(init, INITS)}")
+        raise RankfallError(f"init must be one of {', '.join(INITS)}, got {init!r}{did_you_mean(init, INITS)}")
     if init == "default":
         return
     for part in module.modules():
@@ -140,7 +140,7 @@ class Layers(nn.ModuleList):
         hidden = check_widths(hidden)
         shares = _check_dropout(dropout, len(hidden))
         if not 0 < check_real("norm_momentum", norm_momentum) <= 1:
-            raise ValueError(f"norm_momentum must be above 0 and at most 1, got {norm_momentum}")
+            raise RankfallError(f"norm_momentum must be above 0 and at most 1, got {norm_momentum}")
         widths = [width, *hidden]
         super().__init__(
             _Layer(
@@ -172,10 +172,10 @@ def _check_dropout(dropout: float | Sequence[float], layers: int) -> list[float]
     """Return the share of each layer."""
     shares = list(dropout) if isinstance(dropout, list | tuple) else [check_real("dropout", dropout)] * layers
     if len(shares) != layers:
-        raise ValueError(f"dropout must be one number, or one per hidden layer ({layers}), got {len(shares)}")
+        raise RankfallError(f"dropout must be one number, or one per hidden layer ({layers}), got {len(shares)}")
     for share in shares:
         if not 0 <= check_real("dropout", share) < 1:
-            raise ValueError(f"dropout must be from 0 to less than 1, got {share}")
+            raise RankfallError(f"dropout must be from 0 to less than 1, got {share}")
     return shares
 
 

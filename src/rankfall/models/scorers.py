@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import WIDEST, check_count
+from rankfall._errors import RankfallError
 from rankfall.models.embedding import FeatureEmbedding
 from rankfall.models.layers import AttentionPooling, Layers, Network, check_widths, initialise
 
@@ -54,7 +55,7 @@ class Scorer(nn.Module):
         self.features = features
         self.embedding = FeatureEmbedding(features, dim=dim, std=std, only=only, tables=tables, sparse=sparse)
         if not self.embedding.item_features:
-            raise ValueError(f"{type(self).__name__} needs at least one item feature to rank items")
+            raise RankfallError(f"{type(self).__name__} needs at least one item feature to rank items")
         self._options = {"dim": dim, "std": std, **options, "only": only, "sparse": sparse}
 
     def config(self) -> dict[str, Any]:
@@ -336,11 +337,11 @@ class TwoTower(Scorer):
             features, dim=dim, std=std, only=only, tables=tables, sparse=sparse, hidden=check_widths(hidden), **layers
         )
         if not hidden:
-            raise ValueError("hidden must have at least one width, the size of the vectors")
+            raise RankfallError("hidden must have at least one width, the size of the vectors")
         events = sum(map(self.embedding.event_width, self.embedding.sequences))
         request = self.embedding.request_width + events
         if request == 0:
-            raise ValueError("TwoTower needs a user feature, a context feature or a sequence")
+            raise RankfallError("TwoTower needs a user feature, a context feature or a sequence")
         *widths, size = hidden
         self.user_tower = Network(request, widths, size, **layers)
         self.item_tower = Network(self.embedding.item_width, widths, size, **layers)
@@ -451,7 +452,7 @@ class DIN(GradeScorer):
             **layers,
         )
         if not self.embedding.sequences:
-            raise ValueError("DIN needs a sequence; use EmbeddingMLP for features without sequences")
+            raise RankfallError("DIN needs a sequence; use EmbeddingMLP for features without sequences")
         widths = [self.embedding.event_width(sequence) for sequence in self.embedding.sequences]
         self.attention = nn.ModuleList(
             AttentionPooling(width, attention, activation=attention_activation, init=init) for width in widths

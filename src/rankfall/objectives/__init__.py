@@ -32,7 +32,6 @@ from rankfall.objectives._stages import Objective
 from rankfall.objectives.independent import BCE, ICC, FSLambdaLoss, FSRankNet, PerStage, RankFlow
 from rankfall.objectives.lcron import LCRON
 from rankfall.objectives.soft_sorts import ARF, ARFv2, SortCE
-from rankfall.registry.signatures import export_others
 
 __all__ = [
     "ARF",
@@ -47,5 +46,3 @@ __all__ = [
     "RankFlow",
     "SortCE",
 ]
-
-export_others(__name__, __all__)  # the components of files that are not imported above

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rankfall._checks import check_count, check_lists, check_none, check_numbers, check_shape
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order, item_weight, relevant_order, top_labels
 from rankfall.option_types import LARGEST_COUNT
 
@@ -177,7 +178,7 @@ class Objective(nn.Module):
         if not isinstance(scores, list | tuple):
             raise TypeError(f"scores must be a list of tensors, one per stage, got {type(scores).__name__}")
         if len(scores) != self.stages:
-            raise ValueError(f"scores must be a list of {self.stages} tensors, one per stage, got {len(scores)}")
+            raise RankfallError(f"scores must be a list of {self.stages} tensors, one per stage, got {len(scores)}")
         checked = [check_lists(stage, labels, mask) for stage in scores]
         _, grades, real = checked[0]
         if relevance is None:
@@ -206,7 +207,7 @@ def per_stage(name: str, value: int | Sequence[int], stages: int | None, *, leas
         one = "one number per stage" if stages is None else f"one number, or one for each of {stages} stages"
         raise TypeError(f"{name} must be {one}, got {type(value).__name__}")
     if stages is not None and len(value) != stages:
-        raise ValueError(f"{name} must be one number, or one for each of {stages} stages, got {len(value)}")
+        raise RankfallError(f"{name} must be one number, or one for each of {stages} stages, got {len(value)}")
     return [check_count(name, one, least=least) for one in value]
 
 
@@ -226,9 +227,9 @@ def check_quotas(quotas: int | Sequence[int], stages: int | None = None) -> list
     """
     numbers = per_stage("quotas", quotas, stages, least=1)
     if not numbers:
-        raise ValueError("quotas must have one number per stage, got none")
+        raise RankfallError("quotas must have one number per stage, got none")
     if len(numbers) > STAGES:
-        raise ValueError(f"quotas must have at most {STAGES} numbers, one per stage, got {len(numbers)}")
+        raise RankfallError(f"quotas must have at most {STAGES} numbers, one per stage, got {len(numbers)}")
     if sorted(numbers, reverse=True) != numbers:
-        raise ValueError(f"quotas must not grow from stage to stage, got {numbers}")
+        raise RankfallError(f"quotas must not grow from stage to stage, got {numbers}")
     return numbers

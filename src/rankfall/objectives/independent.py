@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import check_choice, check_count, check_none, check_scale, check_share, is_published
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order, list_mean, mean_over_lists, rank_order
 from rankfall.losses import bce_loss, lambda_loss, lambdarank_loss, ranknet_loss
 from rankfall.objectives._stages import Impression, Objective, check_quotas, grades_order, per_stage
@@ -190,7 +191,7 @@ class PerStage(Objective):
             raise TypeError(f"loss must be a module of rankfall.losses, got {loss!r}")
         check_choice("labels", labels, ("grades", "relevance"))
         if labels == "relevance" and relevant is None:
-            raise ValueError("relevant: found None, expected a number of items for labels='relevance'")
+            raise RankfallError("relevant: found None, expected a number of items for labels='relevance'")
         self.relevant = None if labels == "grades" or relevant is None else check_count("relevant", relevant)
         self.losses = nn.ModuleList(copy.deepcopy(loss) for _ in range(stages))
 
@@ -241,7 +242,9 @@ class PerStage(Objective):
 
 def _check_takes_weight(loss: nn.Module) -> None:
     if "weight" not in inspect.signature(loss.forward).parameters:
-        raise ValueError(f"weight: {type(loss).__name__} takes no item weights; leave weight out, or use another loss")
+        raise RankfallError(
+            f"weight: {type(loss).__name__} takes no item weights; leave weight out, or use another loss"
+        )
 
 
 def _are_logits(scores: Tensor, labels: Tensor) -> bool:
@@ -389,7 +392,7 @@ class RankFlow(Objective):
     def _alternate(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keep the gradient of one stage's terms. Weights without a gradient are left alone by the optimizer."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise ValueError("schedule: found 'alternate', expected 'joint' in training by several processes")
+            raise RankfallError("schedule: found 'alternate', expected 'joint' in training by several processes")
         turn = int(self.calls) % self.stages + 1
         if torch.is_grad_enabled():  # a step, not an evaluation
             self.calls += 1

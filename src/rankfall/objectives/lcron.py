@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import check_choice, check_count, is_published
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order, has_recall_signal, list_mean, mean_over_lists
 from rankfall.objectives._stages import Impression, Objective, check_quotas, count_stages
 from rankfall.ops import log_inclusion
@@ -93,7 +94,7 @@ class LCRON(Objective):
         self.variant = variant
         self.scale = check_choice("scale", scale, ("mean", "sum"))
         if self.e2e_weight == self.single_weight == 0:
-            raise ValueError("e2e_weight and single_weight are both 0, so nothing would be trained")
+            raise RankfallError("e2e_weight and single_weight are both 0, so nothing would be trained")
         self.kept = [min(self.quotas)] * (self.e2e_weight != 0) + [relevant] * (self.single_weight != 0)
         trained = self.stages * (self.single_weight is None) + (self.e2e_weight is None)
         # the weight of L_e2e is the last one
@@ -150,7 +151,7 @@ def _check_weight(name: str, weight: float | str) -> float | None:
         return None
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
         words = "'fixed', 'learned'" if name == "e2e_weight" else "'learned'"
-        raise ValueError(f"{name} must be {words} or a number from 0 to {HEAVIEST:g}, got {weight!r:.40}")
+        raise RankfallError(f"{name} must be {words} or a number from 0 to {HEAVIEST:g}, got {weight!r:.40}")
     return float(weight)
 
 

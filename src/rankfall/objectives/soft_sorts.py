@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rankfall import register
 from rankfall._checks import check_choice, check_count, is_published
+from rankfall._errors import RankfallError
 from rankfall._lists import counts_for_order, has_order, mean_over_lists
 from rankfall.losses import relax_loss, sort_cross_entropy_loss, topk_bce_loss
 from rankfall.losses.adaptive import adaptive_scales
@@ -244,7 +245,7 @@ class ARFv2(_Adaptive):
         super().__init__(count_stages(quotas, stages), tau, sort, label_tau, ties, variant, scale)
         self.relevant = check_count("relevant", relevant)
         if variant == "published" and quotas is None:
-            raise ValueError("quotas: found None, expected one number of items per stage for variant='published'")
+            raise RankfallError("quotas: found None, expected one number of items per stage for variant='published'")
         self.quotas = None if quotas is None else check_quotas(quotas, self.stages)
         self.kept = [relevant] * self.stages if variant == "sound" or self.quotas is None else self.quotas
         if topk is None:

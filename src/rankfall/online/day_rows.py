@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pa_parquet
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import Time, column_of
 from rankfall.data.sources.rows.row_files import find_row_files, text_type, to_type
 from rankfall.online.join_state import in_future
@@ -81,7 +82,7 @@ class ItemLookup:
         lacking = wanted.join(self._frame, on=_ID, how="anti")
         if len(lacking):
             more = f" and {len(lacking) - 1:,} others" if len(lacking) > 1 else ""
-            raise ValueError(
+            raise RankfallError(
                 f"items: {self._path} has no item {lacking[_ID].min()!r}{more}, which a service has recorded; add "
                 "the items to the table, with the features that they had when they were served"
             )
@@ -361,7 +362,7 @@ def _rows(samples: pl.DataFrame) -> tuple[pl.DataFrame, Integers]:
     for name in names:
         if (bad := samples[name].list.len().fill_null(0).to_numpy() != lengths).any():
             request = samples["request"][int(bad.argmax())]
-            raise ValueError(f"the sample of request {request!r} has not one {name} for each item")
+            raise RankfallError(f"the sample of request {request!r} has not one {name} for each item")
     rows = pl.DataFrame([samples[name].explode(empty_as_null=False, keep_nulls=False).alias(name) for name in names])
     return rows, np.repeat(np.arange(len(samples)), lengths)
 
@@ -448,7 +449,7 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         ValueError: If requests cannot have a column that the description names, or a table is missing.
     """
     if spec.time is None:
-        raise ValueError("spec: time: missing; the days of joined logs are dates of the time of requests")
+        raise RankfallError("spec: time: missing; the days of joined logs are dates of the time of requests")
     given: dict[Origin, Path | None] = {"items": items, "users": users}
     columns = {origin: _columns(path) for origin, path in given.items() if path is not None}
     origins = _Origins(types, columns)
@@ -472,7 +473,7 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         fields = ((group, name),) if known is None else (*known.fields, (group, name))
         requests[column] = RequestColumn(column, origin, kind, fields, known.feature if known else feature)
     if spec.user is not None and spec.user not in requests:
-        raise ValueError(
+        raise RankfallError(
             f"spec: user: no feature of users has the column {spec.user!r}, so that requests do not have its values"
         )
     sequences = [
@@ -540,13 +541,15 @@ def _check_tables(
     """Check that there are the tables that have the columns of items and users."""
     for column in places:
         if given["items"] is None:
-            raise ValueError(f"items: missing, expected a table of items with the column {column!r} of the description")
+            raise RankfallError(
+                f"items: missing, expected a table of items with the column {column!r} of the description"
+            )
         if column not in columns["items"]:
-            raise ValueError(
+            raise RankfallError(
                 f"items: {given['items']} has no column {column!r}, which the description names; it has "
                 f"{', '.join(columns['items'])}"
             )
     if places and spec.item not in columns["items"]:
-        raise ValueError(f"items: {given['items']} has no column {spec.item!r}, the ids of items")
+        raise RankfallError(f"items: {given['items']} has no column {spec.item!r}, the ids of items")
     if given["users"] is None and types is not None and any(place == "users" for place, _ in types):
-        raise ValueError("users: missing, expected a table of users as the one that the log was prepared with")
+        raise RankfallError("users: missing, expected a table of users as the one that the log was prepared with")

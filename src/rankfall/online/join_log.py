@@ -25,6 +25,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import Encoding, hash_values
 from rankfall.data.impressions.log import JOINED, ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
@@ -161,7 +162,9 @@ class Joiner:
         self._recorded.forget(set(used.finished))
         self._recorded.refresh(set(used.finished), lambda done, of: self._on_progress("reading new segments", done, of))
         if self._settings.close and self._recorded.first_open is not None:
-            raise ValueError("close: a service still writes segments; stop it first, or wait until it has written them")
+            raise RankfallError(
+                "close: a service still writes segments; stop it first, or wait until it has written them"
+            )
         closed = []
         while (day := self._next(state)) is not None:
             report = self._close(day, state)
@@ -228,7 +231,7 @@ class Joiner:
         depths = {depth for content in self._recorded.contents() for depth in content.depths}
         stages = self._spec.stage_names
         if not is_log(self._log) and depths and len(stages) - 1 not in depths:
-            raise ValueError(
+            raise RankfallError(
                 f"spec: stages: found {', '.join(stages)}, expected {max(depths) + 1} stages: one for the items that "
                 "each stage of the bundle dropped, and one for those that were answered"
             )
@@ -359,7 +362,7 @@ class Joiner:
             else:
                 prepare_rows(sources, self._log, self._spec, **options)
         except ValueError as error:
-            raise ValueError(without_hint(error)) from None
+            raise RankfallError(without_hint(error)) from None
 
     def _most_new(self, table: str, known: int, found: int) -> int:
         """Return how many of the new values of a vocabulary get ids on one day."""

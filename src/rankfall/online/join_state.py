@@ -25,6 +25,7 @@ from zoneinfo import ZoneInfo
 
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.sources.rows.prepare_rows import remove_leftovers
 from rankfall.online.join_results import DayReport
@@ -168,7 +169,7 @@ class JoinDirectory:
         joined = sorted(path for path in (self.path / "days").glob("*") if path.is_dir())
         reports = [DayReport.load(path / REPORT) for path in joined]
         if not days and any(report.items for report in reports):
-            raise ValueError(
+            raise RankfallError(
                 f"out: {self._log} does not exist, but {self.path} has reports of its days; delete them to join all "
                 "records again"
             )

@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.spec import Time
@@ -43,7 +44,7 @@ _AT_ONCE = 64  # requests
 _PLACE = "\1place"
 
 
-class ParityError(ValueError):
+class ParityError(RankfallError):
     """More requests than allowed for which training and serving differ."""
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.log import map_table
 from rankfall.data.impressions.spec import Categorical, Dense, Time, column_of, is_dense
 from rankfall.data.sources.rows.raw_log import time_units
@@ -463,7 +464,7 @@ class BundleFinder:
             if MANIFEST in files and _is_model(Path(place), model):
                 return Path(place)
         searched = "" if self._directory is None else f", nor in {self._directory}"
-        raise ValueError(
+        raise RankfallError(
             f"parity: the bundle of model {model} is not at {path} any more{searched}; keep bundles until their days "
             "are joined, name their directory with --bundles, or skip the check with --parity 0"
         )

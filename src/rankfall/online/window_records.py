@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.sources.rows.portions import write_spool
 from rankfall.online.request_columns import DAY, HASH
@@ -84,13 +85,13 @@ def read_batches(segment: Segment, kind: str) -> Iterator[pl.DataFrame]:
     for batch in segment.batches():
         if not any(batch.schema.equals(schema) for schema in _SCHEMAS[kind]):
             found = ", ".join(f"{one.name} ({one.type})" for one in batch.schema)
-            raise ValueError(f"{segment.path} is not a segment of {kind}: found the columns {found}")
+            raise RankfallError(f"{segment.path} is not a segment of {kind}: found the columns {found}")
         try:
             batch.validate(full=True)  # invalid offsets must not be dereferenced
         except pa.ArrowInvalid as error:
-            raise ValueError(f"{segment.path} is not a segment of {kind}: {error}") from None
+            raise RankfallError(f"{segment.path} is not a segment of {kind}: {error}") from None
         if lacking := [one.name for one in batch.schema if not one.nullable and batch[one.name].null_count]:
-            raise ValueError(f"{segment.path} is not a segment of {kind}: found no {lacking[0]} in a record")
+            raise RankfallError(f"{segment.path} is not a segment of {kind}: found no {lacking[0]} in a record")
         frame = pl.from_arrow(batch)
         assert isinstance(frame, pl.DataFrame)
         yield frame
@@ -111,7 +112,7 @@ class RecordedSegments:
     def __init__(self, directory: Path, days: LogDays, on_notice: Callable[[str], None] = lambda text: None) -> None:
         if not any((directory / kind).is_dir() for kind in KINDS):
             found = "has neither samples/ nor events/" if directory.is_dir() else "is not a directory"
-            raise ValueError(
+            raise RankfallError(
                 f"directory: {directory} {found}, expected a directory that 'rankfall serve --samples' writes"
             )
         self._directory, self._days, self._on_notice = directory, days, on_notice
@@ -198,7 +199,9 @@ class RecordedSegments:
             if path in complete or path in self._foreign or path.suffix in (OPEN, CREATING):
                 continue
             if path.suffix == SUFFIX:
-                raise ValueError(f"{path} has not the name of a segment: it was renamed, or another program wrote it")
+                raise RankfallError(
+                    f"{path} has not the name of a segment: it was renamed, or another program wrote it"
+                )
             self._foreign.add(path)
             self._on_notice(f"{path} is not a segment and is ignored")
 

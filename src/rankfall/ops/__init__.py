@@ -41,7 +41,6 @@ from rankfall.ops.inclusion import Operator, SoftSort, TopK, log_inclusion, log_
 from rankfall.ops.pirank_sort import pirank_sort
 from rankfall.ops.softmax_sorts import neural_sort, soft_sort
 from rankfall.ops.threshold_topk import dftopk, hard_topk, lapsum_topk, sigmoid_topk, sparse_topk
-from rankfall.registry.signatures import export_others
 
 __all__ = [
     "LOG_ZERO",
@@ -61,5 +60,3 @@ __all__ = [
     "sparse_topk",
     "topk",
 ]
-
-export_others(__name__, __all__)  # the components of files that are not imported above

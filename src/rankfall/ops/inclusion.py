@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankfall import registry
 from rankfall._checks import at_least_float32, check_choice, check_count, check_flag, check_rows, check_scores
+from rankfall._errors import RankfallError
 from rankfall._lists import add_gumbel, safe_divide
 from rankfall.ops._rows import LOG_ZERO, SoftRows
 from rankfall.ops._threshold import LOG_OF_ZERO, log_threshold_topk
@@ -90,7 +91,7 @@ class Operator:
             return found
         if found.shape[-1:] != scores.shape[-1:] or found.shape[:-2] != scores.shape[:-1] or found.shape[-2] > k:
             n, lists = scores.shape[-1], "".join(f"{size}, " for size in scores.shape[:-1])
-            raise ValueError(
+            raise RankfallError(
                 f"topk: {self.name} returned the shape {tuple(found.shape)} for scores of shape {tuple(scores.shape)}, "
                 f"expected inclusion probabilities ({lists}{n}) or {k} rows of a soft permutation ({lists}{k}, {n})"
             )
@@ -212,7 +213,7 @@ def topk(
         check_choice("gradient", gradient, ("rows", "exact", "one_minus"))
     operator = Operator(name, options, normalised, gradient or "rows")
     if gradient is not None and not (normalised and operator._lazy):
-        raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
+        raise RankfallError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
     return operator
 
 
@@ -230,7 +231,7 @@ def _custom(
 ) -> Operator:
     name = str(getattr(function, "__name__", type(function).__name__))
     if gradient is not None:
-        raise ValueError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
+        raise RankfallError(f"gradient: {gradient!r} applies to a normalised neural_sort or soft_sort only, got {name}")
     parameters = inspect.signature(function).parameters
     unknown = sorted(set(options) - set(parameters))
     if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -304,7 +305,7 @@ def log_rows(
     wide = check_scores(scores, mask)[0]  # LOG_ZERO is infinite in half precision
     rows = inner(at_least_float32(scores), k=wide.shape[-1] if k is None else k, mask=mask, **options)
     if rows.shape[:-2] != wide.shape[:-1]:
-        raise ValueError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
+        raise RankfallError(f"sort must return one soft permutation per list, got shape {tuple(rows.shape)}")
     tiny = torch.finfo(rows.dtype).tiny
     return torch.where(rows == 0, LOG_ZERO, torch.log(rows.clamp(min=tiny)))
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rankfall import register
 from rankfall._checks import check_count, check_rows, check_scale, check_scores, full_precision
+from rankfall._errors import RankfallError
 from rankfall.ops.softmax_sorts import neural_rows_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def pirank_sort(
     wide, mask = check_scores(scores, mask)
     n = wide.shape[-1]
     if k is None:
-        raise ValueError("k must be a number of rows, at least 1, got None")
+        raise RankfallError("k must be a number of rows, at least 1, got None")
     check_rows("k", k, n)
     check_scale("tau", tau, wide)
     depth = _check_depth(depth, branches)
@@ -109,9 +110,9 @@ def pirank_sort(
 def _check_leaves(sizes: Sequence[int], n: int, name: str) -> None:
     leaves, most = math.prod(sizes), max(LEAVES, 16 * n)
     if leaves < n:
-        raise ValueError(f"branches must have a product of at least {n}, the length of the lists, got {sizes}")
+        raise RankfallError(f"branches must have a product of at least {n}, the length of the lists, got {sizes}")
     if leaves > most:
-        raise ValueError(f"{name} must give a tree of at most {most} leaves for lists of {n} items, got {sizes}")
+        raise RankfallError(f"{name} must give a tree of at most {most} leaves for lists of {n} items, got {sizes}")
 
 
 def _check_depth(depth: int | None, branches: Sequence[int] | None) -> int:
@@ -119,11 +120,11 @@ def _check_depth(depth: int | None, branches: Sequence[int] | None) -> int:
         return 1 if depth is None else check_count("depth", depth, most=DEPTH)
     _check_list("branches", branches)
     if not branches:
-        raise ValueError("branches must have at least one level, got none")
+        raise RankfallError("branches must have at least one level, got none")
     for level, children in enumerate(branches):
         check_count(f"branches[{level}]", children)
     if depth not in (None, len(branches)):
-        raise ValueError(f"depth must be {len(branches)}, the number of branches, or left out, got {depth}")
+        raise RankfallError(f"depth must be {len(branches)}, the number of branches, or left out, got {depth}")
     return len(branches)
 
 
@@ -132,12 +133,12 @@ def _check_levels(name: str, values: Sequence[float] | None, count: int) -> None
         return
     _check_list(name, values)
     if len(values) != count:
-        raise ValueError(f"{name} must have one value per level below the root, {count}, got {len(values)}")
+        raise RankfallError(f"{name} must have one value per level below the root, {count}, got {len(values)}")
 
 
 def _check_list(name: str, values: Sequence[float]) -> None:
     if not isinstance(values, list | tuple) or len(values) > DEPTH:
-        raise ValueError(f"{name} must be a list of at most {DEPTH} numbers, got {type(values).__name__}")
+        raise RankfallError(f"{name} must be a list of at most {DEPTH} numbers, got {type(values).__name__}")
 
 
 def _check_kept(kept: Sequence[int] | None, branches: Sequence[int], k: int) -> list[int]:
@@ -149,7 +150,7 @@ def _check_kept(kept: Sequence[int] | None, branches: Sequence[int], k: int) -> 
         least = min(k, joined)
         keep = least if kept is None or level == len(kept) else check_count(f"kept[{level}]", kept[level])
         if not least <= keep <= joined:
-            raise ValueError(f"kept[{level}] must be from {least} to {joined}, got {keep}")
+            raise RankfallError(f"kept[{level}] must be from {least} to {joined}, got {keep}")
         keeps.append(keep)
     return keeps
 
@@ -161,7 +162,7 @@ def _check_tau_shares(tau_shares: Sequence[float] | None, depth: int) -> list[fl
     for level, share in enumerate(shares):
         check_scale(f"tau_shares[{level}]", share)
     if any(low > high for low, high in itertools.pairwise(shares)):
-        raise ValueError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
+        raise RankfallError(f"tau_shares must not decrease, nor exceed 1, got {shares[:-1]}")
     return shares
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankfall import register
 from rankfall._checks import check_rows, check_scale, check_scores, widen
+from rankfall._errors import RankfallError
 from rankfall._lists import add_gumbel, any_order, operator, safe_divide
 from rankfall.ops._rows import CHUNK, LOG_ZERO, SoftRows
 
@@ -328,7 +329,7 @@ def soft_sort(
 def soft_sort_rows(scores: Tensor, tau: float | Tensor, mask: Tensor | None, power: int = 1) -> SoftRows:
     """Return the rows of SoftSort as lazily computed :class:`SoftRows`."""
     if isinstance(power, bool | Tensor) or power not in (1, 2):
-        raise ValueError(f"power must be 1 or 2, got {power}")
+        raise RankfallError(f"power must be 1 or 2, got {power}")
     scores, mask = check_scores(scores, mask)
     check_scale("tau", tau, scores)
     # Squares of differences must stay far above LOG_ZERO.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankfall import register
 from rankfall._checks import check_count, check_scores, is_published
+from rankfall._errors import RankfallError
 from rankfall._lists import kth_largest
 from rankfall.ops._threshold import threshold_topk
 
@@ -197,7 +198,7 @@ def sparse_kind(p: float) -> str:
         return "clip"
     if isinstance(p, float) and abs(p - 4 / 3) < 1e-6:
         return "cube"
-    raise ValueError(f"p must be 2 or 4/3, got {p}")
+    raise RankfallError(f"p must be 2 or 4/3, got {p}")
 
 
 @register.operator

@@ -15,6 +15,8 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    Points = Sequence[tuple[float, ...]]  # (x, y) or (x, y, low, high)
+
 
 COLORS = (
     *("#2f7fd6", "#e39a3c", "#d9664a", "#9b5de5", "#2a9d8f", "#8a8f98"),
@@ -154,9 +156,10 @@ def circle(x: float, y: float, radius: float, fill: str) -> str:
     return f'<circle cx="{x:.2f}%" cy="{y:.1f}" r="{radius}" fill="{fill}"/>'
 
 
-def rect(x: float, y: float, width: float, height: float, fill: str, stroke: str = "") -> str:
+def rect(x: float, y: float, width: float, height: float, fill: str, stroke: str = "", opacity: float = 1.0) -> str:
     """Return a rectangle; x and width in percent."""
     frame = f' stroke="{stroke}" stroke-width="2"' if stroke else ""
+    frame += f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
     return f'<rect x="{x:.2f}%" y="{y:.1f}" width="{width:.2f}%" height="{height:.1f}" fill="{fill}"{frame}/>'
 
 
@@ -463,35 +466,88 @@ def interval(scale: Scale, y: float, low: float, value: float, high: float, fill
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, label: str, caption: str = "") -> Chart:
+def curves(series: Mapping[str, Points], *, title: str, label: str, caption: str = "") -> Chart:
     """Return lines through points (x, y), where x are whole numbers, with a legend."""
     return curve_panels({"": series}, label=label, caption=caption, title=title)
 
 
 def curve_panels(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], *, title: str, label: str, caption: str = ""
+    panels: Mapping[str, Mapping[str, Points]],
+    *,
+    title: str,
+    label: str,
+    caption: str = "",
+    ticks: Sequence[float] | None = None,
+    log: bool = False,
 ) -> Chart:
-    """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour."""
+    """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour.
+
+    Args:
+        panels: Points of each series, by the name of the panel. Points (x, y, low, high) are drawn with a band.
+        title: Title of the file.
+        label: Everything that the chart shows in words.
+        caption: Text below.
+        ticks: Labels of the horizontal axis. Default: whole numbers.
+        log: Whether the horizontal axis is logarithmic.
+    """
     names = list(dict.fromkeys(name for series in panels.values() for name in series))
     return Chart(
         title=title,
         label=label,
-        panels=[Panel([_curve_strip(series, names)], name=name) for name, series in panels.items()],
+        panels=[Panel([_curve_strip(series, names, ticks, log)], name=name) for name, series in panels.items()],
         legend=[Key(name, color(number)) for number, name in enumerate(names)],
         caption=caption,
         least=320,
     )
 
 
-def _curve_strip(series: Mapping[str, Sequence[tuple[float, float]]], names: Sequence[str]) -> Strip:
-    places = [x for points in series.values() for x, _ in points]
+def _curve_strip(series: Mapping[str, Points], names: Sequence[str], ticks: Sequence[float] | None, log: bool) -> Strip:
+    places = [x for points in series.values() for x, *_ in points]
     axes = Axes(
-        along=Scale.around(places, edge=0.02),
-        up=Scale.around([y for points in series.values() for _, y in points]),
-        ticks=whole_ticks(places),
+        along=Scale.around(places, edge=0.02, log=log),
+        up=Scale.around([height for points in series.values() for _, *heights in points for height in heights]),
+        ticks=ticks or whole_ticks(places),
     )
-    drawn = [Series(points, color(names.index(name))) for name, points in series.items()]
+    drawn = [
+        Series(
+            points=[(x, y) for x, y, *_ in points],
+            color=color(names.index(name)),
+            bands=[(one[0], one[2], one[3]) for one in points if len(one) == 4],
+        )
+        for name, points in series.items()
+    ]
     return Strip([*grid(axes), *lines(drawn, axes)], axes.height + _AXIS)
+
+
+def heat_maps(
+    panels: Mapping[str, Mapping[tuple[str, str], float]],
+    *,
+    title: str,
+    label: str,
+    caption: str = "",
+    higher_is_better: bool = True,
+) -> Chart:
+    """Return a map per name, with the values by (row, column) as numbers and colours; the darkest is the best."""
+    values = [value for cells in panels.values() for value in cells.values()]
+    best, worst = max(values), min(values)
+    if not higher_is_better:
+        best, worst = worst, best
+    spread = best - worst or 1.0
+    rows, columns = (list(dict.fromkeys(key[place] for cells in panels.values() for key in cells)) for place in (0, 1))
+    tall, left = 32, min(40.0, 4 + 2.5 * max(map(len, rows)))
+    wide = (100 - left) / len(columns)
+    drawn = []
+    for name, cells in panels.items():
+        parts = [text(left + (at + 0.5) * wide, 14, column, anchor="middle") for at, column in enumerate(columns)]
+        parts += [text(0, 22 + (at + 0.5) * tall + 4, row) for at, row in enumerate(rows)]
+        for (row, column), value in cells.items():
+            share = (value - worst) / spread
+            x, y = left + columns.index(column) * wide, 22.0 + rows.index(row) * tall
+            parts.append(rect(x, y, wide, tall, KEPT, opacity=0.1 + 0.9 * share))
+            ink, kind = (ON_KEPT, "on") if share > 0.5 else (INK, "in")
+            parts.append(text(x + wide / 2, y + tall / 2 + 4, short(value), anchor="middle", fill=ink, kind=kind))
+        drawn.append(Panel([Strip(parts, 22 + tall * len(rows))], name))
+    return Chart(title=title, label=label, panels=drawn, caption=caption, least=max(240, 58 * (len(columns) + 1)))
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], *, title: str, label: str, caption: str = "") -> Chart:

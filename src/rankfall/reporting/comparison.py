@@ -29,7 +29,7 @@ from rankfall.reporting.diagnosis import advice_blocks
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel import funnel_panels, has_funnel, method_steps, stages_in, steps_of
 from rankfall.studies.compare import LEVEL, decide
-from rankfall.studies.results import ComparisonResult
+from rankfall.studies.results import ComparisonResult, point_name, value_text
 from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ SHOWN = 14  # days of a table, the last ones; a page folds earlier days
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 60  # characters of a curve, at most
 PRODUCTION = "production"
+LOGARITHMIC = 20  # ratio of the largest to the smallest swept value, from which on an axis is logarithmic
 
 _MARKS = {"not distinguishable": "*"}
 _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}
@@ -75,7 +76,8 @@ def comparison_blocks(result: MethodTable) -> list[Block]:
     metric = main_metric(result)
     claims = [] if makes_claims(result) else [Text(marks(result), style="bold")]
     tests = _tests_table(result, metric)
-    return [_methods_table(result), *claims, *([tests] if tests else []), Text(finding(result, metric))]
+    pivot = [pivot_table(result, metric)] if swept_keys(result) else []
+    return [_methods_table(result), *claims, *pivot, *([tests] if tests else []), Text(finding(result, metric))]
 
 
 def comparison_page_blocks(
@@ -84,7 +86,7 @@ def comparison_page_blocks(
     about: str = "",
     config: str = "",
     command: str = "",
-    measured: Sequence[EvaluationSummary] = (),
+    measured: Mapping[str, EvaluationSummary] | None = None,
     advice: Advice | None = None,
 ) -> list[Block]:
     """Return the blocks of the page of a comparison.
@@ -94,12 +96,12 @@ def comparison_page_blocks(
         about: a sentence about what was compared.
         config: the configuration as YAML.
         command: a command that repeats the comparison.
-        measured: evaluations of the runs, for quotas and the funnel of production.
+        measured: the evaluation of a run of each method, for quotas and the funnel of production.
         advice: what to do next, for the end of the page.
     """
-    first = next((one for one in measured if one.funnel), None)
-    quotas = {one.stage: one.quota for one in first.funnel or ()} if first else None
-    production = first.production if first else None
+    measured = measured or {}
+    quotas = {name: {one.stage: one.quota for one in found.funnel or ()} for name, found in measured.items()}
+    production = next((found.production for found in measured.values() if found.funnel), None)
     caption = f"Shares of the relevant items, means over {result.unit}."
     funnels = _method_funnels(
         result.methods, main_metric(result), quotas=quotas, production=production, caption=caption
@@ -121,6 +123,9 @@ def _page_blocks(
     claims = "" if makes_claims(result) else f" {marks(result)}"
     intervals, tests = intervals_chart(result, metric), _tests_table(result, metric)
     failed = failure_table(result.failed)
+    drawn: list[Block] = [funnels] if funnels else []
+    if drawn and swept_keys(result):
+        drawn = [Details("Funnels of all points", drawn)]
     below: list[list[Block]] = [
         [Section(heading, [table])]
         for heading, table in (("Settings chosen on validation data", settings), ("Failed runs", failed))
@@ -128,8 +133,9 @@ def _page_blocks(
     ]
     return [
         Text(f"{finding(result, metric)}{claims}", "lead"),
-        *([Section("Funnels", [funnels, *warnings])] if funnels else warnings),
+        *([Section("Funnels", [*drawn, *warnings])] if drawn else warnings),
         *([Section(shown_name(metric), [intervals])] if intervals else []),
+        *sweep_sections(result),
         *days,
         Section("All metrics", [_methods_table(result)]),
         *([Section("Tests", [tests])] if tests else []),
@@ -197,8 +203,13 @@ def chance_levels(result: MethodTable, metrics: Sequence[str]) -> list[str]:
     """
     if not result.methods:
         return []
-    levels = result.methods[0].metrics
-    return ["" if name.endswith("/lost") else short(levels[name].chance) for name in metrics]
+    return ["" if name.endswith("/lost") else _chance_of(result.methods, name) for name in metrics]
+
+
+def _chance_of(methods: Sequence[MethodResult], metric: str) -> str:
+    """Return the chance level; its range if methods have other ones, for instance with other quotas."""
+    levels = [short(level) for level in sorted(method.metrics[metric].chance for method in methods)]
+    return levels[0] if levels[0] == levels[-1] else f"{levels[0]} to {levels[-1]}"
 
 
 def why_incomplete(result: MethodTable, method: str) -> str:
@@ -247,14 +258,14 @@ def _method_funnels(
     methods: Sequence[MethodResult],
     metric: str,
     *,
-    quotas: Mapping[str, int] | None = None,
+    quotas: Mapping[str, Mapping[str, int]] | None = None,
     production: Sequence[StageFigures] | None = None,
     caption: str = "",
 ) -> Chart | None:
     """Return the funnels of all methods side by side, and that of production; None if there is no cascade."""
     if not methods or not has_funnel(list(methods[0].metrics)):
         return None
-    funnels = {method.name: method_steps(method.metrics, quotas) for method in methods}
+    funnels = {method.name: method_steps(method.metrics, (quotas or {}).get(method.name)) for method in methods}
     notes = {method.name: f"{shown_name(metric)} {short(method.metrics[metric].mean)}" for method in methods}
     if production:
         funnels[PRODUCTION] = steps_of(production)
@@ -280,6 +291,96 @@ def intervals_chart(result: MethodTable, metric: str) -> Chart | None:
         caption=f"Means with 95 % confidence intervals over {result.unit}, the best first; {better} is better. The "
         "axis does not start at 0.",
     )
+
+
+# --- sweeps -------------------------------------------------------------------------------------------------------
+
+
+def swept_keys(result: MethodTable) -> list[str]:
+    """Return the keys of the sweep of a comparison, none without a sweep."""
+    return result.swept if isinstance(result, ComparisonResult) else []
+
+
+def pivot_table(result: MethodTable, metric: str) -> Table:
+    """Return a metric with a column for each value of the last swept key, and a row for each method and other value.
+
+    A method without a sweep has the same value in every column.
+    """
+    *others, last = swept_keys(result)
+    verdicts = {one.method: one for one in result.verdicts if one.metric == metric}
+    reference = named_reference(result)
+    rows: dict[str, dict[str, Cell]] = {}
+    chance: dict[str, set[str]] = {}
+    swept = [one for one in result.methods if one.point]
+    columns = list(dict.fromkeys(value_text(one.point[last]) for one in swept if one.point and last in one.point))
+    for one in result.methods:
+        point = one.point or {}
+        row = rows.setdefault(point_name(one.of or one.name, {key: point[key] for key in others if key in point}), {})
+        for column in [value_text(point[last])] if last in point else columns:
+            row[column] = metric_cell(one.metrics[metric], verdicts.get(one.name), False, reference)
+            chance.setdefault(column, set()).add(short(one.metrics[metric].chance))
+    known = not metric.endswith("/lost") and all(len(levels) == 1 for levels in chance.values())
+    return Table(
+        ["method", *columns],
+        [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()],
+        soft=[["chance", *(min(chance[column]) for column in columns)]] if known else [],
+        title=f"{shown_name(metric)} by {last}",
+        framed=False,
+    )
+
+
+def sweep_sections(result: MethodTable) -> list[Block]:
+    """Return the part of a page about a sweep: a chart and the table of the main metric; other tables are folded."""
+    keys, metric = swept_keys(result), main_metric(result)
+    if not keys:
+        return []
+    chart = sweep_chart(result, metric)
+    others = [Details(f"{shown_name(one)}", [pivot_table(result, one)]) for one in result.metrics if one != metric]
+    heading = f"{shown_name(metric)} by {joined(keys)}"
+    return [Section(heading, [*([chart] if chart else []), pivot_table(result, metric), *others])]
+
+
+def sweep_chart(result: MethodTable, metric: str) -> Chart | None:
+    """Return a curve for each method over one numeric key, or a heat map for each method over two keys."""
+    keys = swept_keys(result)
+    methods = {one.name: (one.of or one.name, one.point or {}, one.metrics[metric]) for one in result.methods}
+    title = f"{shown_name(metric)} by {joined(keys)}"
+    better = "higher" if higher_is_better(metric) else "lower"
+    label = f"{title}: " + ", ".join(f"{name} {short(summary.mean)}" for name, (*_, summary) in methods.items())
+    if len(keys) == 1:
+        values = sorted({point[keys[0]] for _, point, _ in methods.values() if _is_number(point.get(keys[0]))})
+        if not values or any(point and not _is_number(point.get(keys[0])) for _, point, _ in methods.values()):
+            return None
+        lines: dict[str, list[tuple[float, ...]]] = {}
+        for of, point, one in methods.values():
+            for x in [point[keys[0]]] if point else values:
+                ends = (one.low, one.high) if point else ()  # those of a method without a sweep would cover the others
+                lines.setdefault(of, []).append((x, one.mean, *ends))
+        return charts.curve_panels(
+            {"": {of: sorted(points) for of, points in lines.items()}},
+            title=title,
+            label=label,
+            caption=f"Means with 95 % confidence intervals over {result.unit}; {better} is better.",
+            ticks=values,
+            log=0 < LOGARITHMIC * values[0] <= values[-1],
+        )
+    *others, row, column = keys
+    maps: dict[str, dict[tuple[str, str], float]] = {}
+    for of, point, one in methods.values():
+        if row in point and column in point:
+            name = point_name(of, {key: point[key] for key in others if key in point})
+            maps.setdefault(name, {})[value_text(point[row]), value_text(point[column])] = one.mean
+    return charts.heat_maps(
+        maps,
+        title=title,
+        label=label,
+        caption=f"Rows: {row}; columns: {column}. The darkest is the best; {better} is better.",
+        higher_is_better=higher_is_better(metric),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
@@ -427,13 +528,21 @@ def markdown_table(result: MethodTable) -> str:
     lines.append(["chance", *chance_levels(result, result.metrics)])
     below = f"{_markdown_caption(result)}\nMean ± standard deviation over runs"
     below += ", [95 % confidence interval]." if has_few_queries(result) else "."
-    text = f"{_markdown_lines(lines)}\n\n{below}\n"
     metric = main_metric(result)
+    text = f"{_markdown_lines(lines)}\n\n{below}\n{_markdown_pivot(result, metric)}"
     tests = _tests_table(result, metric)
     if tests is None:
         return text
     table = _markdown_lines([tests.head, ["---"] * len(tests.head), *tests.rows])
     return f"{text}\n{tests.title}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
+
+
+def _markdown_pivot(result: MethodTable, metric: str) -> str:
+    if not swept_keys(result):
+        return ""
+    pivot = pivot_table(result, metric)
+    lines = _markdown_lines([pivot.head, ["---"] * len(pivot.head), *pivot.rows, *pivot.soft])
+    return f"\n{pivot.title}:\n\n{lines}\n"
 
 
 def markdown_tables(result: StreamResult) -> str:
@@ -472,14 +581,19 @@ def csv_table(result: MethodTable) -> str:
     verdicts = {(one.metric, one.method): one for one in result.verdicts}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "metric", *_COLUMNS, *_TEST_COLUMNS, *_VERDICT_COLUMNS])
+    keys = swept_keys(result)
+    writer.writerow(
+        ["method", *(["of", *keys] if keys else []), "metric", *_COLUMNS, *_TEST_COLUMNS, *_VERDICT_COLUMNS]
+    )
     for method in result.methods:
         for metric, summary in method.metrics.items():
             test = tests[metric, method.name]
             row = [getattr(summary, column) for column in _COLUMNS] + [
                 getattr(test, column) for column in _TEST_COLUMNS
             ]
-            row = [method.name, metric, *row, *_verdict_columns(verdicts.get((metric, method.name)))]
+            point = method.point or {}
+            swept = [method.of, *(value_text(point[key]) if key in point else "" for key in keys)] if keys else []
+            row = [method.name, *swept, metric, *row, *_verdict_columns(verdicts.get((metric, method.name)))]
             writer.writerow([_plain(value) if isinstance(value, str) else value for value in row])
     return text.getvalue()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from rankfall._errors import RankfallError
 from rankfall._tables import Tables, draws
 from rankfall.reporting.blocks import figures_in
 from rankfall.reporting.comparison import (
@@ -25,6 +26,7 @@ from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
 from rankfall.storage.trust import stored_code
 from rankfall.studies.compare import COMPARISON, COMPARISON_CONFIG
+from rankfall.studies.evaluate import evaluation_files
 from rankfall.studies.plan.plan_result import PlanResult
 from rankfall.studies.results import ComparisonResult, EvaluationSummary, SearchResult, SplitEvaluation, StreamResult
 from rankfall.studies.stream.run_stream import STREAM, STREAM_CONFIG, TABLES
@@ -104,21 +106,26 @@ def blocks_of(path: Path) -> tuple[str, list[Block]]:
         return _stream_page(StreamResult.load(path / STREAM), path)
     if (path / CONFIG).is_file():
         return run_page_blocks(path)
-    raise ValueError(_NO_RESULT.format(path=path))
+    raise RankfallError(_NO_RESULT.format(path=path))
 
 
 def _comparison_page(result: ComparisonResult, path: Path) -> tuple[str, list[Block]]:
     own = _text(path / COMPARISON_CONFIG)
     command = f"rankfall compare {path / COMPARISON_CONFIG} --out {path}" if own else ""
     config = own or _text(path / CONFIG)  # of a demo
-    measured = _evaluations(result, path)
+    measured = first_evaluations(result, path)
     return f"Comparison {path.name}", comparison_page_blocks(result, command=command, config=config, measured=measured)
 
 
-def _evaluations(result: ComparisonResult, path: Path) -> list[SplitEvaluation]:
-    """Return the evaluations of the runs that are still there."""
-    files = [path / run.directory / "evaluation.json" for method in result.methods for run in method.runs or ()]
-    return [SplitEvaluation.load(file) for file in files if file.is_file()]
+def first_evaluations(result: ComparisonResult, path: Path) -> dict[str, SplitEvaluation]:
+    """Return the first evaluation of each method that is still there."""
+    found: dict[str, SplitEvaluation] = {}
+    for method in result.methods:
+        files = (evaluation_files(path / run.directory)[0] for run in method.runs or ())
+        file = next((file for file in files if file.is_file()), None)
+        if file is not None:
+            found[method.name] = SplitEvaluation.load(file)
+    return found
 
 
 def _stream_page(result: StreamResult, path: Path) -> tuple[str, list[Block]]:
@@ -143,7 +150,7 @@ def _check_replaceable(out: Path) -> None:
         and out.is_file()
         and GENERATOR not in out.read_text(encoding="utf-8", errors="replace")
     ):
-        raise ValueError(f"out: {out} exists and is not a report; name another file")
+        raise RankfallError(f"out: {out} exists and is not a report; name another file")
 
 
 AnyTables = TypeVar("AnyTables", bound=Tables)

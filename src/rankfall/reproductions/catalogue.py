@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from rankfall._config import ConfigError, Section, explain, read_yaml, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.reproductions.paper_schema import DRIVERS, Kind, Method, PaperFile, Reproduction, Statement
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def find_reproduction(name: str) -> Reproduction:
         return known[name]
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"allowed are {', '.join(known)}"
-    raise ValueError(f"unknown reproduction {name!r}; {hint}")
+    raise RankfallError(f"unknown reproduction {name!r}; {hint}")
 
 
 def run(reproduction: Reproduction, task: Task) -> Report:

@@ -211,7 +211,7 @@ def by_grades(comparison: ComparisonResult, out: Path, data: Path, metrics: Sequ
         chance = measured[0][1]
     outcome = Outcome(
         values=values,
-        chance=chance,
+        chance=dict.fromkeys(values, chance),
         higher_is_better={metric: higher_is_better(metric) for metric in metrics},
         folds=[len(next(iter(chance.values())))],
     )

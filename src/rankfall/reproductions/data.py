@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.lists.ranking_data import is_prepared
@@ -190,10 +190,10 @@ def find_lists(wanted: str | None) -> DataSource:
         return _from_directory(path, path.resolve().name) if path.is_dir() else _from_file(path)
     if wanted not in _KNOWN_SETS:
         hint = did_you_mean(wanted, [*_KNOWN_SETS, GENERATED])
-        raise ValueError(f"{wanted} does not exist{hint}; expected a path, {', '.join(_KNOWN_SETS)} or {GENERATED}")
+        raise RankfallError(f"{wanted} does not exist{hint}; expected a path, {', '.join(_KNOWN_SETS)} or {GENERATED}")
     known = _known_directory(wanted)
     if known is None:
-        raise ValueError(
+        raise RankfallError(
             f"{wanted} is not available: {VARIABLE} must name a directory that contains it, and is {_shown_variable()}"
         )
     return _from_directory(known, _KNOWN_SETS[wanted])
@@ -217,7 +217,7 @@ def _from_directory(path: Path, name: str) -> DataSource:
     if is_prepared(path):
         return DataSource(name, "prepared", {}, path)
     if is_log(path):
-        raise ValueError(f"{path} is an impression log, but this reproduction takes ranking lists (see --list)")
+        raise RankfallError(f"{path} is an impression log, but this reproduction takes ranking lists (see --list)")
     for directory in (path, path / "Fold1", path / "full", path / "sample"):
         for before in ("", r"set1\."):
             files = _matching(directory, {role: f"{before}(?:{words})" for role, words in _ROLES.items()})
@@ -229,7 +229,7 @@ def _from_directory(path: Path, name: str) -> DataSource:
     single = _matching(path, {"all": re.escape(path.name)})
     if single:
         return DataSource(name, "text", single)
-    raise ValueError(
+    raise RankfallError(
         f"{path} is neither prepared data nor a benchmark in its published layout; looked for Fold1/train.txt "
         "(MSLR-WEB), set1.train.txt (Yahoo), full/train.txt or sample/train.txt (Istella), train.txt, S1.txt to S5.txt"
     )
@@ -434,14 +434,14 @@ def find_log(wanted: str | None) -> DataSource:
         return DataSource(SIMULATED, "simulated", {})
     path = Path(wanted).expanduser()
     if not path.exists():
-        raise ValueError(f"{wanted} does not exist{did_you_mean(wanted, [SIMULATED])}; expected {_EXPECTED}")
+        raise RankfallError(f"{wanted} does not exist{did_you_mean(wanted, [SIMULATED])}; expected {_EXPECTED}")
     name = path.resolve().name
     if is_log(path):
         return DataSource(name, "log", {}, path)
     if (path / ROWS).is_dir():
         return DataSource(name, "recflow", {}, path)
     found = "holds prepared ranking lists" if is_prepared(path) else "is not an impression log"
-    raise ValueError(f"{path} {found}, but this reproduction takes impressions (see --list); expected {_EXPECTED}")
+    raise RankfallError(f"{path} {found}, but this reproduction takes impressions (see --list); expected {_EXPECTED}")
 
 
 # --- preparing ----------------------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def _with_roles(log: ImpressionLog, name: str, size: Size) -> LogData:
     """Use the last day for test, the one before it for validation, and earlier days for training, in order."""
     days = _last(list(log.days), size.days)
     if len(days) < MIN_DAYS:
-        raise ValueError(
+        raise RankfallError(
             f"{log.path} has {len(days)} day{'s' * (len(days) != 1)}, expected at least {MIN_DAYS}: one each for "
             "training, validation and test"
         )

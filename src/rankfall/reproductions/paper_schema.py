@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain
+from rankfall._errors import RankfallError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -138,7 +139,9 @@ class PublishedTable(Section):
         for data, marked in (self.marks.values if self.marks else {}).items():
             for row, marks in marked.items():
                 if row not in self.values.get(data, {}):
-                    raise ValueError(f"marks.values.{data}: found the row {row!r}, which values.{data} does not have")
+                    raise RankfallError(
+                        f"marks.values.{data}: found the row {row!r}, which values.{data} does not have"
+                    )
                 _check_length(f"marks.values.{data}.{row}", marks, len(self.columns), "columns")
         return self
 
@@ -239,7 +242,7 @@ def mean_of(printed: PrintedNumber) -> Number | None:
 
 def _check_length(key: str, cells: Sized, expected: int, unit: str) -> None:
     if len(cells) != expected:
-        raise ValueError(f"{key}: found {len(cells)} values, expected {expected}, one for each of the {unit}")
+        raise RankfallError(f"{key}: found {len(cells)} values, expected {expected}, one for each of the {unit}")
 
 
 Options = dict[str, Any]  # part of a training configuration, which checks it
@@ -342,13 +345,13 @@ def check_names(methods: list[Method]) -> None:
     names = [method.name for method in methods]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"methods: found {name!r} {names.count(name)} times, expected different names")
+            raise RankfallError(f"methods: found {name!r} {names.count(name)} times, expected different names")
 
 
 def check_known(key: str, name: str, methods: list[Method]) -> None:
     names = [method.name for method in methods]
     if name not in names:
-        raise ValueError(f"{key}: found {name!r}, expected {', '.join(names)}")
+        raise RankfallError(f"{key}: found {name!r}, expected {', '.join(names)}")
 
 
 def check_variables(methods: list[Method], known: set[str], *, required: set[str]) -> None:
@@ -356,7 +359,7 @@ def check_variables(methods: list[Method], known: set[str], *, required: set[str
         found = variables_in(method.config)
         if not required <= found <= known:
             text = f"the variables {_listed(found)}" if found else "no variable"
-            raise ValueError(f"methods.{method.name}: found {text}, expected {_listed(required or known) or 'none'}")
+            raise RankfallError(f"methods.{method.name}: found {text}, expected {_listed(required or known) or 'none'}")
 
 
 def _listed(variables: set[str]) -> str:
@@ -448,7 +451,9 @@ class TableOfMethods(Reproduction):
         rows = self.published.rows()
         for method in self.methods:
             if method.row is not None and method.row not in rows:
-                raise ValueError(f"methods.{method.name}.row: found {method.row!r}, expected {', '.join(sorted(rows))}")
+                raise RankfallError(
+                    f"methods.{method.name}.row: found {method.row!r}, expected {', '.join(sorted(rows))}"
+                )
         return self
 
 
@@ -538,7 +543,7 @@ class Sweep(Reproduction):
         check_names(self.methods)
         shared = variables_in([self.lists, self.config])
         if not shared <= {self.variable}:
-            raise ValueError(f"lists, config: found the variables {sorted(shared)}, expected {self.variable!r} only")
+            raise RankfallError(f"lists, config: found the variables {sorted(shared)}, expected {self.variable!r} only")
         check_variables(self.methods, {self.variable}, required={self.variable} - shared)
         return self
 
@@ -649,7 +654,7 @@ class ListStatistics(Reproduction):
     @model_validator(mode="after")
     def _has_six_columns(self) -> Self:
         if len(self.published.columns) != 6:
-            raise ValueError(f"published.columns: found {len(self.published.columns)}, expected 6")
+            raise RankfallError(f"published.columns: found {len(self.published.columns)}, expected 6")
         return self
 
 
@@ -673,7 +678,7 @@ class StageLossComparison(TableOfMethods):
     def _data_sets_have_protocols(self) -> Self:
         check_variables(self.methods, {"m", "k"}, required=set())
         if self.protocols.keys() != self.published.values.keys():
-            raise ValueError(
+            raise RankfallError(
                 f"protocols: found {', '.join(self.protocols)}, expected {', '.join(self.published.values)}"
             )
         return self
@@ -728,9 +733,9 @@ class TrainingCost(TableOfMethods):
         rows = self.published.rows()
         check_known("baseline", self.baseline, self.methods)
         if self.complexity and self.complexity.keys() != rows:
-            raise ValueError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
+            raise RankfallError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
         if len(self.published.columns) != 2 or len(self.published.values) != 1:
-            raise ValueError("published: expected one data set with two columns, time and memory")
+            raise RankfallError("published: expected one data set with two columns, time and memory")
         return self
 
 
@@ -968,9 +973,9 @@ class Statement(Section):
     @model_validator(mode="after")
     def _state_is_explained(self) -> Statement:
         if self.state == "done" and not self.where:
-            raise ValueError(f"{self.place}: expected `where` for a statement that is done")
+            raise RankfallError(f"{self.place}: expected `where` for a statement that is done")
         if self.state != "done" and not self.note:
-            raise ValueError(f"{self.place}: expected a note for the state {self.state!r}")
+            raise RankfallError(f"{self.place}: expected a note for the state {self.state!r}")
         return self
 
 

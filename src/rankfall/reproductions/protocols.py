@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rankfall._errors import RankfallError
 from rankfall.data import RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
@@ -280,7 +281,7 @@ def _lacks_sequences(stage: StageProtocol, data: LogData) -> bool:
 def _check_length(protocol: CascadeProtocol, data: LogData, length: int | None) -> None:
     first = protocol.stages[0]
     if (length or data.items) <= first.quota:
-        raise ValueError(
+        raise RankfallError(
             f"{data.path} has lists of {data.items:.4g} items, of which {first.name} would keep {first.quota}; "
             f"expected lists of more than {first.quota} (such as those of the platform {protocol.platform})"
         )

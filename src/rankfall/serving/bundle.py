@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from rankfall._errors import checked
+from rankfall._errors import RankfallError, checked
 from rankfall.encoding import BadValueError
 from rankfall.serving.bundle_files import (
     EXAMPLES,
@@ -307,11 +307,11 @@ class Bundle:
             OSError: A file cannot be read, or copied to `shared`.
         """
         if not 1 <= threads <= MOST_THREADS:
-            raise ValueError(f"threads: found {shown(threads)}, expected a whole number from 1 to {MOST_THREADS:,}")
+            raise RankfallError(f"threads: found {shown(threads)}, expected a whole number from 1 to {MOST_THREADS:,}")
         path = Path(path)
         manifest = read_manifest(path)
         if seal not in (None, manifest[SEAL]):
-            raise ValueError(f"path: {path} has been replaced since it was tried")
+            raise RankfallError(f"path: {path} has been replaced since it was tried")
         with errors_name(path):
             files = read_files(path, manifest, shared)
             examples = parse_json(bytes(files[EXAMPLES].content))
@@ -434,7 +434,7 @@ class Bundle:
         with errors_name(self.path / EXAMPLES):
             for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
                 if not is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
-                    raise ValueError(f"path: {self.path} answers its example {place} differently than at export")
+                    raise RankfallError(f"path: {self.path} answers its example {place} differently than at export")
             if examples:
                 self._check_items(examples[0]["request"])
 
@@ -458,7 +458,7 @@ class Bundle:
     ) -> EncodedRequests:
         """Validate and encode a list of requests with the arguments of :meth:`rank`, for `run` and `run_scores`."""
         if not isinstance(requests, list | tuple):
-            raise ValueError(f"requests: found {shown(requests)}, expected a request or a list of them")
+            raise RankfallError(f"requests: found {shown(requests)}, expected a request or a list of them")
         count = len(requests)
         each = [k] * count if k is None or isinstance(k, int) else _one_each("k", k, count)
         allowed = [None] * count if candidates is None else _one_each("candidates", candidates, count)
@@ -700,7 +700,7 @@ def _vocabularies(files: Mapping[str, MemoryFile], manifest: Mapping[str, Any]) 
 def _one_each(what: str, given: Any, count: int) -> Sequence[Any]:
     if not isinstance(given, list | tuple) or len(given) != count:
         found = f"{len(given)} of them" if isinstance(given, list | tuple) else shown(given)
-        raise ValueError(f"{what}: found {found}, expected a list with one entry for each of {count} requests")
+        raise RankfallError(f"{what}: found {found}, expected a list with one entry for each of {count} requests")
     return given
 
 

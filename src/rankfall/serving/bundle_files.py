@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 import numpy as np
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.encoding import NOWHERE, BadValueError, Lookup
 from rankfall.serving.value_encoders import values_like
 from rankfall.storage import manifests as _manifest
@@ -76,7 +77,7 @@ def read_file(path: Path, about: Mapping[str, Any] | None = None, *, shared: Pat
         size = os.fstat(source.fileno()).st_size
         if about is not None and size != about["bytes"]:
             why = "was cut off" if size < about["bytes"] else "has changed since it was written"
-            raise ValueError(
+            raise RankfallError(
                 f"path: {path} has {size:,} bytes, its manifest says {about['bytes']:,}; it {why}; {REMEDY}"
             )
         expected = None if about is None else str(about["sha256"])
@@ -101,9 +102,9 @@ def _open(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except FileNotFoundError:
-        raise ValueError(f"path: {path} is missing; {REMEDY}") from None
+        raise RankfallError(f"path: {path} is missing; {REMEDY}") from None
     except ValueError:
-        raise ValueError(f"path: {path} is missing: it is not a file; {REMEDY}") from None
+        raise RankfallError(f"path: {path} is missing: it is not a file; {REMEDY}") from None
 
 
 def _read_private(source: BinaryIO, path: Path, size: int, expected: str | None) -> mmap.mmap | bytes:
@@ -119,7 +120,7 @@ def _read_private(source: BinaryIO, path: Path, size: int, expected: str | None)
         place += len(part)
         digest.update(part)
     if place != size:
-        raise ValueError(f"path: {path} has changed while it was read")
+        raise RankfallError(f"path: {path} has changed while it was read")
     _check(path, digest.hexdigest(), expected)
     return memory
 
@@ -157,7 +158,7 @@ def _parts(source: BinaryIO) -> Iterator[bytes]:
 
 def _check(path: Path, found: str, expected: str | None) -> None:
     if expected is not None and found != expected:
-        raise ValueError(f"path: {path} has changed since it was written; {REMEDY}")
+        raise RankfallError(f"path: {path} has changed since it was written; {REMEDY}")
 
 
 FORMAT = "rankfall bundle"
@@ -224,11 +225,11 @@ def read_files(path: Path, manifest: Mapping[str, Any], shared: Path | None = No
     check_names(path, "a table or a stage", names)
     for name in needed_files(manifest):
         if name not in manifest["files"]:
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no checksum of {name}")
+            raise RankfallError(f"path: {path / MANIFEST} is damaged, it has no checksum of {name}")
     for name in manifest["files"]:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts:
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it names the file {name!r}")
+            raise RankfallError(f"path: {path / MANIFEST} is damaged, it names the file {name!r}")
     return {name: read_file(path / name, about, shared=shared) for name, about in manifest["files"].items()}
 
 
@@ -240,7 +241,7 @@ def errors_name(path: Path) -> Iterator[None]:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         if str(error).startswith("path: "):
             raise
-        raise ValueError(f"path: {path} is damaged, or was not written by 'rankfall export' ({error!r})") from None
+        raise RankfallError(f"path: {path} is damaged, or was not written by 'rankfall export' ({error!r})") from None
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -262,13 +263,13 @@ def read_table(file: MemoryFile) -> pa.Table:
         batches = []
         for message in messages:
             if message.type != "record batch" or _is_compressed(message):
-                raise ValueError(f"path: {file.path} is compressed or has dictionaries, export it again")
+                raise RankfallError(f"path: {file.path} is compressed or has dictionaries, export it again")
             batches.append(pa.ipc.read_record_batch(message, schema))
         table = pa.Table.from_batches(batches, schema)
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise ValueError(f"path: {file.path} is damaged or cut off ({error})") from None
+        raise RankfallError(f"path: {file.path} is damaged or cut off ({error})") from None
 
 
 def _is_compressed(message: pa.Message) -> bool:
@@ -357,7 +358,7 @@ def check_graph(file: MemoryFile, data: MemoryFile | None) -> None:
     """
 
     def refuse(why: str) -> NoReturn:
-        raise ValueError(f"path: {file.path} is not a graph that 'rankfall export' writes: it has {why}")
+        raise RankfallError(f"path: {file.path} is not a graph that 'rankfall export' writes: it has {why}")
 
     def check_tensor(tensor: memoryview) -> None:
         entries = [dict(_fields(entry)) for number, entry in _fields(tensor) if number == _TENSOR_EXTERNAL]
@@ -389,7 +390,7 @@ def check_graph(file: MemoryFile, data: MemoryFile | None) -> None:
                 if inner in (_GRAPH_NODE, _GRAPH_INITIALIZER):
                     (check_node if inner == _GRAPH_NODE else check_tensor)(part)
     except (IndexError, TypeError, AttributeError):  # a number where a message belongs
-        raise ValueError(f"path: {file.path} is not a graph: it is damaged or cut off") from None
+        raise RankfallError(f"path: {file.path} is not a graph: it is damaged or cut off") from None
 
 
 _ALLOWED = OPERATORS | OTHER_OPERATORS
@@ -490,7 +491,7 @@ class _Reader:
         self.place = 0
 
     def refuse(self, why: str) -> NoReturn:
-        raise ValueError(f"path: {self._file.path} is not an index that 'rankfall export' writes: it has {why}")
+        raise RankfallError(f"path: {self._file.path} is not an index that 'rankfall export' writes: it has {why}")
 
     def expect(self, what: str, found: Any, expected: Any) -> None:
         if found != expected:

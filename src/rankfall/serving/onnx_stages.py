@@ -13,6 +13,7 @@ import faiss
 import numpy as np
 import onnxruntime as ort
 
+from rankfall._errors import RankfallError
 from rankfall.serving.bundle_files import DATA, INDEX, SCORER_GRAPH, USER_GRAPH, check_graph, check_index
 from rankfall.serving.request_encoder import NO_ITEM
 
@@ -133,7 +134,7 @@ class _StageGraph:
         return found
 
     def _misplaced(self, why: str) -> ValueError:
-        return ValueError(f"path: {self._path} is not the graph of stage {self._stage}: {why}")
+        return RankfallError(f"path: {self._path} is not the graph of stage {self._stage}: {why}")
 
 
 class Graph:
@@ -162,7 +163,7 @@ class Graph:
         try:
             self._session = ort.InferenceSession(bytes(file.content), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise ValueError(
+            raise RankfallError(
                 f"path: {file.path} is not a graph that onnxruntime {ort.__version__} can read ({error})"
             ) from None
         self._path = file.path
@@ -172,7 +173,9 @@ class Graph:
         try:
             (found,) = self._session.run(None, {name: arrays[name] for name in self.inputs})
         except Exception as error:  # onnxruntime's exceptions have no common base class
-            raise ValueError(f"path: {self._path} cannot be computed, it does not fit the bundle ({error})") from error
+            raise RankfallError(
+                f"path: {self._path} cannot be computed, it does not fit the bundle ({error})"
+            ) from error
         output: NDArray[np.float32] = found
         return output
 
@@ -191,7 +194,7 @@ class TwoTowerStage:
         index = _file(about, files, INDEX)
         self._index = Index(index, about["index"], threads)
         if len(self._index) != len(items):
-            raise ValueError(f"path: {index.path} has {len(self._index):,} items, expected {len(items):,}")
+            raise RankfallError(f"path: {index.path} has {len(self._index):,} items, expected {len(items):,}")
 
     def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
         """Search the index; scores are computed again, as its distances are rounded differently."""
@@ -246,14 +249,14 @@ class Index:
             )
             self._index = faiss.read_index(reader)
         except RuntimeError as error:
-            raise ValueError(
+            raise RankfallError(
                 f"path: {file.path} is not an index that faiss {faiss.__version__} can read ({error})"
             ) from None
         self._size: int = about["size"]
         self._lists: int = about.get("lists", 1)
         self._probed: int = about.get("nprobe", 1)
         if not 1 <= self._probed <= self._lists:  # the search for more items would not end
-            raise ValueError(f"path: {file.path} cannot be searched in {self._probed} of {self._lists} lists")
+            raise RankfallError(f"path: {file.path} cannot be searched in {self._probed} of {self._lists} lists")
         self._threads = threads
         self._usual = self._parameters(self._probed, None)
 

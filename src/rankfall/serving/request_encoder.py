@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.encoding import NOWHERE, UNSEEN, BadValueError, NumberedIds, TimePart, VocabularyIds, rule_from_json
 from rankfall.serving.value_encoders import INTEGER_TEXT, Encoders, Times, bad_value, field_of, shown
 
@@ -37,7 +37,7 @@ GROUPS = ("user", "context")
 MASK = "mask"  # sequence.NAME.mask, beside the features of the events
 
 
-class RequestError(ValueError):
+class RequestError(RankfallError):
     """A request that cannot be answered; `request` is its index among the requests of a call."""
 
     def __init__(self, message: str, request: int) -> None:

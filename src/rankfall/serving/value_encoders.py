@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.encoding import (
     FIRST_KNOWN,
     MISSING,
@@ -375,7 +376,7 @@ class Times:
             return moment.astimezone(self._zone)
         local = moment.replace(tzinfo=self._zone)
         if local.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != moment:
-            raise ValueError("the clocks were put forward over that time")
+            raise RankfallError("the clocks were put forward over that time")
         return local
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.recflow import FEEDBACK, HISTORY, HISTORY_LENGTH, ITEM_IDS, USER_IDS, ZONE, sequence_column
 from rankfall.simulation.platform import MIX, PRERANK, portion_edges
@@ -96,7 +97,7 @@ class LiveUsers:
 
     def __init__(self, platform: Platform, first_days: int) -> None:
         if first_days < 1:
-            raise ValueError(f"first_days: found {first_days}, expected at least 1")
+            raise RankfallError(f"first_days: found {first_days}, expected at least 1")
         self.platform = platform
         self._first_days = first_days
         self.day, self._number = first_days - 1, 0
@@ -111,7 +112,7 @@ class LiveUsers:
     def arrive(self) -> LivePortion:
         """Return the next requests, on the next day if all of a day were answered."""
         if self._waiting is not None:
-            raise ValueError("portion: the answers of the last one are missing; users react before others arrive")
+            raise RankfallError("portion: the answers of the last one are missing; users react before others arrive")
         if self._number + 1 >= len(self._edges):
             self._begin_day()
         first, last = self._edges[self._number : self._number + 2].tolist()
@@ -135,7 +136,9 @@ class LiveUsers:
             ValueError: If it is not the portion that waits, or the answers are not lists of different items.
         """
         if portion is not self._waiting:
-            raise ValueError(f"portion: found {portion.number} of day {portion.day}, which does not wait for answers")
+            raise RankfallError(
+                f"portion: found {portion.number} of day {portion.day}, which does not wait for answers"
+            )
         self._check(answers, len(portion.requests.user))
         place = (portion.day, portion.number, _LIVE)
         seed = self.platform.seed
@@ -182,16 +185,16 @@ class LiveUsers:
 
     def _check(self, answers: Answers, requests: int) -> None:
         if answers.ndim != 2 or len(answers) != requests:
-            raise ValueError(
+            raise RankfallError(
                 f"answers: found the shape {answers.shape}, expected one row for each of {requests} requests"
             )
         if answers.size and (answers.min() < NO_ITEM or answers.max() >= len(self.platform.items)):
             wrong = answers.min() if answers.min() < NO_ITEM else answers.max()
-            raise ValueError(f"answers: found the item {wrong}, expected items below {len(self.platform.items)}")
+            raise RankfallError(f"answers: found the item {wrong}, expected items below {len(self.platform.items)}")
         ordered = np.sort(answers, axis=1)
         repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NO_ITEM)
         if repeated.any():
-            raise ValueError(f"answers: found the item {ordered[:, 1:][repeated][0]} twice in one answer")
+            raise RankfallError(f"answers: found the item {ordered[:, 1:][repeated][0]} twice in one answer")
 
 
 def _best(relevance: Floats, alive: Integers, viewed: NDArray[np.int32]) -> Answers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Shares:
         """Check that the shares are not negative and sum to 1."""
         shares = [getattr(self, field.name) for field in fields(self)]
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-            raise ValueError(f"shares: found {shares}, expected numbers of at least 0 that sum to 1")
+            raise RankfallError(f"shares: found {shares}, expected numbers of at least 0 that sum to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,5 +181,7 @@ def preset_of(name: str) -> Preset:
         ValueError: If there is no such preset.
     """
     if name not in PRESETS:
-        raise ValueError(f"preset: found {name!r}{did_you_mean(name, PRESETS)}; the presets are {', '.join(PRESETS)}")
+        raise RankfallError(
+            f"preset: found {name!r}{did_you_mean(name, PRESETS)}; the presets are {', '.join(PRESETS)}"
+        )
     return PRESETS[name]

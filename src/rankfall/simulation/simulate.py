@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.assemble import assemble
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.items import item_table
@@ -287,7 +287,7 @@ class Simulation:
         preset_of(self.preset)
         for name, least in (("days", 1), ("requests_per_day", 1), ("seed", 0)):
             if not least <= getattr(self, name) < 2**63:
-                raise ValueError(f"{name}: found {getattr(self, name)}, expected at least {least} and below 2^63")
+                raise RankfallError(f"{name}: found {getattr(self, name)}, expected at least {least} and below 2^63")
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that is stored in manifests."""
@@ -392,7 +392,7 @@ def _tables(platform: Platform, days: int) -> RecFlowTables | IndustryTables:
 
 def _with_relevant(spec: Spec, feedback: str) -> Spec:
     if feedback not in spec.feedback:
-        raise ValueError(
+        raise RankfallError(
             f"relevant: found {feedback!r}{did_you_mean(feedback, spec.feedback)}; the feedback of this platform is "
             f"{', '.join(spec.feedback)}"
         )
@@ -403,14 +403,14 @@ def _check_same_platform(simulation: Simulation, log: ImpressionLog) -> dict[str
     """Check that a log was simulated with these settings; return its provenance."""
     about: dict[str, Any] = log.manifest["about"]
     if about.get("command") != "simulate":
-        raise ValueError(f"out: {log.path} is not the log of a simulated platform, so no days can be added")
+        raise RankfallError(f"out: {log.path} is not the log of a simulated platform, so no days can be added")
     for name in ("preset", "requests_per_day", "seed"):
         if about[name] != getattr(simulation, name):
-            raise ValueError(
+            raise RankfallError(
                 f"{name}: found {getattr(simulation, name)!r}, but {log.path} was made with {about[name]!r}"
             )
     if simulation.days <= about["days"]:
-        raise ValueError(f"days: found {simulation.days}, expected more than the {about['days']} of {log.path}")
+        raise RankfallError(f"days: found {simulation.days}, expected more than the {about['days']} of {log.path}")
     return about
 
 
@@ -436,7 +436,7 @@ def simulate_recflow(
     """
     preset = preset_of(simulation.preset)
     if preset.layout != "recflow":
-        raise ValueError(f"preset: found {simulation.preset}, which cannot be written in RecFlow's layout")
+        raise RankfallError(f"preset: found {simulation.preset}, which cannot be written in RecFlow's layout")
     with fresh_directory(out, is_simulated, force=force) as directory:
         platform = simulation.platform()
         tables = RecFlowTables(platform, simulation.days)

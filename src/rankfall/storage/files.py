@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from rankfall._errors import RankfallWarning
+from rankfall._errors import RankfallError, RankfallWarning
 from rankfall.storage import disk as _disk
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def _without_links(path: Path) -> Path:
     try:
         return path.resolve()
     except RuntimeError:
-        raise ValueError(f"out: {path} is a symbolic link that leads to itself") from None
+        raise RankfallError(f"out: {path} is a symbolic link that leads to itself") from None
 
 
 def replace_link(path: Path, target: str) -> None:
@@ -341,7 +341,7 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(TEMPORARY)
 
 
-class LockedError(ValueError):
+class LockedError(RankfallError):
     """Another process holds the lock."""
 
 
@@ -379,7 +379,7 @@ def open_regular(path: Path) -> BinaryIO:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ValueError(f"path: {path} is not a file")
+        raise RankfallError(f"path: {path} is not a file")
     return open(handle, "rb", buffering=0)
 
 
@@ -423,16 +423,16 @@ def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool =
 def _check_replaceable(out: Path, is_ours: Callable[[Path], bool], force: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         if out == Path.cwd():
-            raise ValueError(
+            raise RankfallError(
                 f"out: {out} is the current directory, which cannot be replaced; choose a directory inside it"
             )
         return
     if not is_ours(out):
-        raise ValueError(
+        raise RankfallError(
             f"out: {out} exists and is not what this command writes, or is incomplete; choose another directory"
         )
     if not force:
-        raise ValueError(f"out: {out} exists already; --force replaces it")
+        raise RankfallError(f"out: {out} exists already; --force replaces it")
 
 
 def _put(directory: Path, out: Path) -> None:
@@ -496,12 +496,12 @@ def parse_json(text: str | bytes) -> Any:
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
     ...
-    ValueError: found values nested too deeply
+    rankfall.RankfallError: found values nested too deeply
     """
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("found values nested too deeply") from None
+        raise RankfallError("found values nested too deeply") from None
 
 
 def read_json_file(path: Path, largest: int = LARGEST) -> Any:
@@ -514,5 +514,5 @@ def read_json_file(path: Path, largest: int = LARGEST) -> Any:
     with open_regular(path) as file:
         content = file.read(min(largest, os.fstat(file.fileno()).st_size) + 1)  # not a buffer of so many bytes
     if len(content) > largest:
-        raise ValueError(f"path: {path} has more than {largest:,} bytes")
+        raise RankfallError(f"path: {path} has more than {largest:,} bytes")
     return parse_json(content.decode())

@@ -20,7 +20,7 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.storage.files import LARGEST, checksum, read_json_file, write_file
 
 if TYPE_CHECKING:
@@ -60,16 +60,16 @@ def read_manifest(
         ValueError: If the directory has another format or version, or a key is missing.
     """
     if not has_format(path / MANIFEST, name, largest):
-        raise ValueError(f"path: {path} is not {kind}{_missing(path)}")
+        raise RankfallError(f"path: {path} is not {kind}{_missing(path)}")
     manifest: dict[str, Any] = read_json_file(path / MANIFEST, largest)
     if manifest.get("version") != version:
-        raise ValueError(
+        raise RankfallError(
             f"path: {path} was written in format version {manifest.get('version')}, this release reads version "
             f"{version}; {remedy}"
         )
     for key in keys:
         if key not in manifest:
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
+            raise RankfallError(f"path: {path / MANIFEST} is damaged, it has no {key!r}")
     return manifest
 
 
@@ -77,7 +77,7 @@ def check_mappings(file: Path, manifest: Mapping[str, Any], *keys: str) -> None:
     """Raise ValueError if one of these values of a manifest is not a mapping."""
     for key in keys:
         if not isinstance(manifest[key], dict):
-            raise ValueError(f"path: {file} is damaged, its {key!r} is not a mapping")
+            raise RankfallError(f"path: {file} is damaged, its {key!r} is not a mapping")
 
 
 def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> None:
@@ -92,14 +92,14 @@ def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> N
     for key in keys:
         count = content.get(key) if isinstance(content, dict) else None
         if type(count) is not int or not 0 <= count <= sys.maxsize:
-            raise ValueError(f"path: {file} is damaged, its '{inside}{key}' is no whole number from 0 on")
+            raise RankfallError(f"path: {file} is damaged, its '{inside}{key}' is no whole number from 0 on")
 
 
 def check_names(path: Path, what: str, names: Iterable[str]) -> None:
     """Raise ValueError if a name in a manifest leads out of its directory, to a file without a checksum."""
     for name in names:
         if name in ("", ".", "..") or set(name) & set("/\\\0"):
-            raise ValueError(f"path: {path / MANIFEST} is damaged, it names {what} {name!r}")
+            raise RankfallError(f"path: {path / MANIFEST} is damaged, it names {what} {name!r}")
 
 
 def _missing(path: Path) -> str:
@@ -153,7 +153,7 @@ def check_seal(file: Path, manifest: Mapping[str, Any], *, remedy: str, key: str
     if key not in manifest:
         note(f"{file} has no seal: changes of this file cannot be noticed")
     elif manifest[key] != seal(manifest, key):
-        raise ValueError(f"path: {file} has changed since it was written: its seal does not match; {remedy}")
+        raise RankfallError(f"path: {file} has changed since it was written: its seal does not match; {remedy}")
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -182,15 +182,15 @@ def compare_file(file: Path, *expected: str, size: int | None = None, remedy: st
         ValueError: If the file is missing or has changed.
     """
     if not file.is_file():
-        raise ValueError(f"path: {file} is missing; {remedy}")
+        raise RankfallError(f"path: {file} is missing; {remedy}")
     found = file.stat().st_size
     if size is not None and found != size:
         why = "was cut off" if found < size else "has changed since it was written"
-        raise ValueError(f"path: {file} has {found:,} bytes, its manifest says {size:,}; it {why}; {remedy}")
+        raise RankfallError(f"path: {file} has {found:,} bytes, its manifest says {size:,}; it {why}; {remedy}")
     digest = checksum(file)
     if digest not in expected:
         wanted = " or ".join(f"{str(one)[:12]}..." for one in expected)
-        raise ValueError(
+        raise RankfallError(
             f"path: {file} has changed since it was written: its SHA-256 is {digest[:12]}..., its manifest says "
             f"{wanted}; {remedy}"
         )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._errors import RankfallError
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import checksum, locked, read_json_file, write_file
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 STATE, TRUSTED = "XDG_STATE_HOME", "trusted.json"
 
 
-class UntrustedError(ValueError):
+class UntrustedError(RankfallError):
     """A stored configuration names code that may not be imported."""
 
 

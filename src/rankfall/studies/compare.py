@@ -80,8 +80,8 @@ class Outcome:
 
     values: Mapping[str, Mapping[str, Float[Tensor, "seeds queries"]]]
     """By method and metric; NaN where a metric is undefined."""
-    chance: Mapping[str, Float[Tensor, " queries"]]
-    """By metric."""
+    chance: Mapping[str, Mapping[str, Float[Tensor, " queries"]]]
+    """Chance levels by method and metric: methods may measure other lists, or keep another number of items."""
     higher_is_better: Mapping[str, bool]
     """By metric."""
     folds: Sequence[int]
@@ -112,13 +112,13 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
         against: The reference of the verdicts. Default: the method with the best mean of each metric. The data then
             choose the reference, so p-values are corrected for the number of all pairs.
     """
-    tests = {metric: _pair_tests(metric, outcome) for metric in outcome.chance}
+    tests = {metric: _pair_tests(metric, outcome) for metric in outcome.higher_is_better}
     return Summary(
         methods=[
-            MethodResult(name, {metric: _metric_summary(values, metric, outcome) for metric, values in metrics.items()})
+            MethodResult(name, {metric: _metric_summary(outcome, name, metric) for metric in metrics})
             for name, metrics in outcome.values.items()
         ],
-        tests=[test for metric in outcome.chance for test in _tests(metric, outcome)],
+        tests=[test for metric in outcome.higher_is_better for test in _tests(metric, outcome)],
         verdicts=[verdict for metric, found in tests.items() for verdict in _verdicts(metric, outcome, found, against)],
         pairs=[
             PairTest(metric, *pair, **vars(test))
@@ -128,7 +128,8 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
     )
 
 
-def _metric_summary(values: Tensor, metric: str, outcome: Outcome) -> MetricSummary:
+def _metric_summary(outcome: Outcome, method: str, metric: str) -> MetricSummary:
+    values = outcome.values[method][metric]
     runs = torch.stack([fold.nanmean(-1) for fold in values.split(list(outcome.folds), -1)], -1).flatten()
     defined = runs[~runs.isnan()]
     by_query = values.mean(0)
@@ -136,7 +137,7 @@ def _metric_summary(values: Tensor, metric: str, outcome: Outcome) -> MetricSumm
     return MetricSummary(
         mean=interval.difference,
         std=defined.std().item() if len(defined) > 1 else 0.0,
-        chance=outcome.chance[metric].nanmean().item(),
+        chance=outcome.chance[method][metric].nanmean().item(),
         low=interval.low,
         high=interval.high,
         queries=interval.count,
@@ -499,8 +500,11 @@ def _values(run: Run, metrics: Sequence[str]) -> pa.Table:
 
 
 def _with_runs(method: MethodResult, plan: Plan, runs: Sequence[Run]) -> MethodResult:
+    variant, is_swept = plan.variants[method.name], any(one.point for one in plan.variants.values())
     return replace(
         method,
+        of=variant.method if is_swept else None,
+        point=variant.point if is_swept else None,
         settings={run.fold: run.settings for run in runs},
         runs=[MethodRun(run.fold, run.seed, str(run.directory.relative_to(plan.out)), validation(run)) for run in runs],
     )
@@ -516,7 +520,9 @@ def _outcome_of_tables(plan: Plan, tables: Mapping[str, pa.Table], metrics: Sequ
     lists = Counter(first.column("fold").to_pylist())
     return Outcome(
         values={method: {name: values(table, name) for name in metrics} for method, table in tables.items()},
-        chance={name: values(first, CHANCE + name)[0] for name in metrics},
+        chance={
+            method: {name: values(table, CHANCE + name)[0] for name in metrics} for method, table in tables.items()
+        },
         higher_is_better={name: higher_is_better(name) for name in metrics},
         folds=[lists[fold] // seeds for fold in plan.folds],
     )

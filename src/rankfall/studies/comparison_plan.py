@@ -1,7 +1,7 @@
 """Configuration of a comparison, and the plan of its runs.
 
 A comparison is a training configuration, of a ranker or of a cascade, with `methods` (the changes of each method),
-`seeds`, `folds`, and `tune` (settings that are tried on validation data).
+`seeds`, `folds`, `sweep` (settings that multiply the methods) and `tune` (settings that are tried on validation data).
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Type
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain, read_source, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
+from rankfall.studies.results import point_name, value_text
 from rankfall.training.config.cascade_config import CascadeTrainingConfig
-from rankfall.training.config.component_checks import measures
+from rankfall.training.config.component_checks import measures, names_first
 from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option, validate_any
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig
 from rankfall.training.config.sections import Count, Names
 from rankfall.training.run_directory import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rankfall._config import ConfigLike
     from rankfall.studies.results import Settings
@@ -41,7 +42,7 @@ Validated = TypeVar("Validated", bound=Section)
 
 def _check_seeds(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds {seeds} contain a seed twice")
+        raise RankfallError(f"seeds {seeds} contain a seed twice")
     return seeds
 
 
@@ -62,7 +63,7 @@ def errors_of(where: str) -> Iterator[None]:
     """Context of checks whose errors name keys only: each line of them gets a prefix, such as the path of the file."""
     try:
         yield
-    except ConfigError as error:
+    except RankfallError as error:
         raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from None
 
 
@@ -75,6 +76,21 @@ def check_keys(found: Iterable[str], allowed: Sequence[str], where: str) -> None
 
 MAX_POINTS = 10_000  # of the grid of a method: each is validated before the first is trained
 Values = Annotated[list[Any], Field(min_length=1)]
+
+
+def _check_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
+    for key, values in sweep.items():
+        named = isinstance(values, dict) and all(isinstance(settings, dict) for settings in values.values())
+        if not values or not (named or isinstance(values, list)):
+            expected = "a list of values, or named points with the keys that they change"
+            raise RankfallError(f"{key}: found {shown(values)}, expected {expected}")
+        if len({value_text(value) for value in values}) < len(values):
+            raise RankfallError(f"{key}: found {shown(values)}, expected different values")
+    return sweep
+
+
+# By dotted key, a list of values; or by the name of an axis, named points that change several keys.
+Sweep = Annotated[dict[str, Any], AfterValidator(_check_sweep)]
 
 
 # --- the configuration --------------------------------------------------------------------------------------------
@@ -112,6 +128,10 @@ class ComparisonConfig(Section):
     training: dict[str, Any] = Field(default={}, description="As in a training configuration.")
     metrics: list[Metric] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
     methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
+    sweep: Sweep = Field(
+        default={},
+        description="Values by dotted key, or named points of several keys, with which methods are repeated.",
+    )
     tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
     budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
     seeds: Seeds = Field(default=[0], description="Seeds of the runs of each method.")
@@ -138,10 +158,11 @@ class ComparisonConfig(Section):
 
     @model_validator(mode="after")
     def _the_reference_is_a_method(self) -> Self:
-        if self.against is not None and self.against not in self.methods:
-            hint = did_you_mean(self.against, self.methods)
-            names = ", ".join(map(repr, self.methods))  # names may contain commas
-            raise ValueError(f"against: found {self.against!r}{hint}; the methods are {names}")
+        methods = expand(self)
+        if self.against is not None and self.against not in methods:
+            hint = did_you_mean(self.against, methods)
+            names = ", ".join(map(repr, methods))  # names may contain commas
+            raise RankfallError(f"against: found {self.against!r}{hint}; the methods are {names}")
         return self
 
     @model_validator(mode="after")
@@ -150,14 +171,16 @@ class ComparisonConfig(Section):
         for name, fold in (self.folds or {}).items():
             for split in fold.test:
                 if split in tested:
-                    raise ValueError(f"folds {tested[split]} and {name} both test on {split}; a split is tested once")
+                    raise RankfallError(
+                        f"folds {tested[split]} and {name} both test on {split}; a split is tested once"
+                    )
                 tested[split] = name
         return self
 
 
 RunConfig: TypeAlias = TrainConfig | BaselineConfig
 
-_OWN = ("tune", "kind")  # keys of a method besides its changes
+_OWN = ("tune", "sweep", "kind")  # keys of a method besides its changes
 _SECTIONS = {  # that a method may change, by the kind of the methods that do not name one
     "ranker": ("data", "model", "loss", "optimizer", "training"),
     "cascade": ("data", "relevant", "stages", "share", "objective", "weight", "optimizer", "training"),
@@ -165,11 +188,12 @@ _SECTIONS = {  # that a method may change, by the kind of the methods that do no
 _COMMON = {"ranker": ("metrics",), "cascade": ("stage_metrics", "feedback")}  # the same for all methods
 
 
+@names_first
 def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> ComparisonConfig:
     """Read a comparison from a YAML file, or from its content, and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+        ConfigError: If a key or value is wrong, also one of a method. Names are checked before components are imported.
     """
     content, where = read_source(path)
     config = validated(ComparisonConfig, apply_overrides(content, overrides), where)
@@ -179,6 +203,75 @@ def load_comparison(path: ConfigLike, overrides: Sequence[str] = ()) -> Comparis
 
 
 # --- methods, folds, settings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method, or the point of a method with a sweep: a row of the table."""
+
+    method: str
+    """Name in `methods`."""
+    kind: str
+    changes: dict[str, Any]
+    """Changes of the method to the sections of the configuration."""
+    tune: dict[str, list[Any]] | None
+    """Values to try of the method itself, None if it names none."""
+    point: dict[str, Any] = field(default_factory=dict)
+    """Swept values: by dotted key, or the name of a point by the name of its axis."""
+    settings: Settings = field(default_factory=dict)
+    """What the point sets, by dotted key."""
+
+
+def expand(config: ComparisonConfig) -> dict[str, Variant]:
+    """Return the methods by their names in the table; a method with a sweep is there once for each point.
+
+    The points of a method are those of all keys in `sweep` crossed, where its own `sweep` replaces the values of a key.
+    A method with ``sweep: {}`` is not swept.
+    """
+    found: dict[str, Variant] = {}
+    for method, content in config.methods.items():
+        changes = dict(content or {})
+        kind, tune, own = changes.pop("kind", config.kind), changes.pop("tune", None), changes.pop("sweep", None)
+        where = f"methods.{method}"
+        if tune is not None and not (isinstance(tune, dict) and all(isinstance(v, list) and v for v in tune.values())):
+            raise ConfigError(f"{where}.tune: found {shown(tune)}, expected keys with lists of values")
+        if own is not None and not isinstance(own, dict):
+            raise ConfigError(f"{where}.sweep: found {shown(own)}, expected keys with lists of values")
+        with errors_of(f"{where}.sweep"):
+            _check_sweep(own or {})
+        swept = {} if own == {} else {**(config.sweep if kind == config.kind else {}), **(own or {})}
+        for point, settings in _points(swept, where):
+            twice = settings.keys() & {"training.seed", *(tune or {}), *(config.tune if tune != {} else {})}
+            if twice:
+                key = min(twice)
+                other = "seeds" if key == "training.seed" else "tune"
+                raise ConfigError(f"sweep: found {key}, whose values are those of {other}")
+            name = point_name(method, point)
+            if name in found:
+                raise ConfigError(f"methods: found {name!r} twice, as a method and as a point of the sweep")
+            found[name] = Variant(method, kind, changes, tune, point, settings)
+    return found
+
+
+def _points(sweep: Mapping[str, Any], where: str) -> list[tuple[Settings, Settings]]:
+    """Return each point of a sweep, with what it sets."""
+    if (count := math.prod(map(len, sweep.values()))) > MAX_POINTS:
+        raise ConfigError(f"{where}: found a sweep of {count:,} points, expected at most {MAX_POINTS:,}")
+    axes = [
+        [({key: name}, settings) for name, settings in values.items()]
+        if isinstance(values, dict)
+        else [({key: value}, {key: value}) for value in values]
+        for key, values in sweep.items()
+    ]
+    points = []
+    for parts in itertools.product(*axes):
+        point: Settings = {}
+        settings: Settings = {}
+        for named, changed in parts:
+            point |= named
+            settings |= changed
+        points.append((point, settings))
+    return points
 
 
 @dataclass(frozen=True)
@@ -198,6 +291,7 @@ class Plan:
     """Every run of a comparison; each configuration is resolved once."""
 
     config: ComparisonConfig
+    variants: dict[str, Variant]  # by the name in the table
     folds: dict[str, dict[str, Any]]  # changes of each fold to the section data
     candidates: dict[str, list[Settings]]  # settings to try, by method; one if there is nothing to choose
     out: Path
@@ -224,7 +318,7 @@ class Plan:
         return self._resolved.get(key) or self._resolved.setdefault(key, self._resolve(method, fold, settings, seed))
 
     def check_configs(self) -> None:
-        """Validate the configurations of all trials. Those of built-in components need no torch."""
+        """Validate the configurations of all trials."""
         for fold in self.folds:
             for method, candidates in self.candidates.items():
                 for settings in candidates:
@@ -244,13 +338,13 @@ class Plan:
         return [self.run(one.method, one.fold, one.settings, seed) for seed in self.config.seeds for one in trials]
 
     def _resolve(self, method: str, fold: str, settings: Settings, seed: int) -> RunConfig:
-        changes = dict(self.config.methods[method] or {})
-        changes.pop("tune", None)
+        variant = self.variants[method]
         own, where, metrics = self.config.kind, f"methods.{method}", self.config.measured
-        kind = changes.pop("kind", own)
+        kind, changes, settings = variant.kind, variant.changes, {**variant.settings, **settings}
         data = merge({"data": self.config.data}, {"data": self.folds[fold]})["data"]
         if kind == own:
             check_keys(changes, [*_SECTIONS[own], *_OWN], where)
+            check_keys([key.partition(".")[0] for key in variant.settings], _SECTIONS[own], "sweep")
             sections = {name: getattr(self.config, name) for name in (*_SECTIONS[own], *_COMMON[own])}
             if own == "ranker":
                 sections["metrics"] = metrics
@@ -307,7 +401,8 @@ def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
             if section not in _SECTIONS[config.kind] and getattr(config, section):
                 raise ConfigError(f"{section}: found in a comparison of {config.kind}s, which do not have this section")
     folds = {name: fold.model_dump() for name, fold in (config.folds or {}).items()} or {"all": {}}
-    return Plan(config, folds, _candidates(config), out, data_checksum)
+    variants = expand(config)
+    return Plan(config, variants, folds, _candidates(config, variants), out, data_checksum)
 
 
 def _check_run(run: Run, metric: str) -> None:
@@ -319,10 +414,10 @@ def _check_run(run: Run, metric: str) -> None:
         )
 
 
-def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
+def _candidates(config: ComparisonConfig, variants: Mapping[str, Variant]) -> dict[str, list[Settings]]:
     """Return the settings to try for each method: equally many for all methods, except those that are not tuned."""
-    grids = {name: _grid(config, name) for name in config.methods}
-    sizes = {name: len(grid) for name, grid in grids.items() if not _is_settled(config, name)}
+    grids = {name: _grid(config, name, one) for name, one in variants.items()}
+    sizes = {name: len(grids[name]) for name, one in variants.items() if not _is_settled(one)}
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -342,25 +437,19 @@ def _candidates(config: ComparisonConfig) -> dict[str, list[Settings]]:
     return {name: random.Random(0).sample(grid, min(budget, len(grid))) for name, grid in grids.items()}
 
 
-def _grid(config: ComparisonConfig, method: str) -> list[Settings]:
-    changes = config.methods[method] or {}
-    own = changes.get("tune", {})
-    if not isinstance(own, dict) or not all(isinstance(values, list) and values for values in own.values()):
-        raise ConfigError(f"methods.{method}.tune: found {shown(own)}, expected keys with lists of values")
-    if own == {} and "tune" in changes:
+def _grid(config: ComparisonConfig, name: str, variant: Variant) -> list[Settings]:
+    if variant.tune == {}:
         return [{}]
-    values = {**config.tune, **own} if changes.get("kind", config.kind) == config.kind else own
+    values = {**(config.tune if variant.kind == config.kind else {}), **(variant.tune or {})}
     points = math.prod(map(len, values.values()))
     if points > MAX_POINTS:
-        raise ConfigError(f"methods.{method}.tune: found a grid of {points:,} points, expected at most {MAX_POINTS:,}")
+        raise ConfigError(f"methods.{name}.tune: found a grid of {points:,} points, expected at most {MAX_POINTS:,}")
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
 
 
-def _is_settled(config: ComparisonConfig, method: str) -> bool:
+def _is_settled(variant: Variant) -> bool:
     """Return whether a method tunes itself, or has ``tune: {}``: its settings are given, for instance by a paper."""
-    changes = config.methods[method] or {}
-    kind = changes.get("kind")
-    return changes.get("tune") == {} or (kind in BASELINES and BASELINES[kind].tunes_itself)
+    return variant.tune == {} or (variant.kind in BASELINES and BASELINES[variant.kind].tunes_itself)
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:

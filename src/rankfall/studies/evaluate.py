@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from torch.nn import functional as F
 
+from rankfall._errors import RankfallError
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import write_file
 from rankfall.storage.trust import stored_code
@@ -185,7 +186,9 @@ def result_directory(
     """
     if out is not None:
         if (out / CONFIG).exists():
-            raise ValueError(f"out: {out} holds a run, whose own evaluation would be replaced; name another directory")
+            raise RankfallError(
+                f"out: {out} holds a run, whose own evaluation would be replaced; name another directory"
+            )
         return out
     return run_dir if not overrides and (data is None or _is_same_data(run_dir, data)) else None
 

@@ -20,6 +20,7 @@ True
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -181,6 +182,24 @@ class MethodResult(Result):
     settings: dict[str, Settings] | None = None
     """Settings chosen on validation data, by fold."""
     runs: list[MethodRun] | None = None
+    of: str | None = None
+    """The method of which this is a point, if the comparison has a sweep."""
+    point: Settings | None = None
+    """Its values of the swept keys; empty for a method without a sweep."""
+
+
+def point_name(method: str, point: Settings) -> str:
+    """Return the name of a method at a point of a sweep: the values are written as overrides.
+
+    >>> point_name("LCRON", {"objective.tau": 0.5, "training.max_list": None, "loss": {"name": "arf"}})
+    'LCRON objective.tau=0.5 training.max_list=null loss={"name": "arf"}'
+    """
+    return " ".join([method, *(f"{key}={value_text(value)}" for key, value in point.items())])
+
+
+def value_text(value: Any) -> str:
+    """Return a value as in an override; text has no quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)
@@ -219,10 +238,24 @@ class ComparisonResult(Tables, Result):
     metric: str | None = None
     """The metric that chose settings and weights on validation data (``training.metric``)."""
 
+    @property
+    def swept(self) -> list[str]:
+        """The swept keys, or names of named points; none without a sweep."""
+        return list(dict.fromkeys(key for method in self.methods for key in method.point or ()))
+
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rows of `methods` (method and metric), `runs`, `pairs` and `failed`."""
+        """Return the rows of `methods` (method and metric), `runs`, `pairs`, `failed` and `sweep`.
+
+        The rows of `sweep` are those of `methods` with the method that was swept and a column for each swept key.
+        """
+        swept = {
+            one.name: {"method": one.of} | {key: (one.point or {}).get(key) for key in self.swept}
+            for one in self.methods
+        }
+        rows = _method_rows(self.methods, self.metrics, self.verdicts)
         return {
-            "methods": _method_rows(self.methods, self.metrics, self.verdicts),
+            "methods": rows,
+            "sweep": [{**row, **swept[row["method"]]} for row in rows] if self.swept else [],
             "runs": [_run_row(method, run) for method in self.methods for run in method.runs or ()],
             "pairs": [pair.to_json() | {"metric": shown_name(pair.metric)} for pair in self.pairs],
             "failed": [failure.to_json() for failure in self.failed],

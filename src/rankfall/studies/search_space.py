@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from rankfall._config import ConfigError, Section, explain, read_source, shown
+from rankfall._errors import RankfallError
 from rankfall.registry.references import absolute_references
+from rankfall.training.config.component_checks import names_first
 from rankfall.training.config.load_config import (
     TrainConfig,
     apply_overrides,
@@ -60,13 +62,13 @@ class Range(Section):
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.low >= self.high:
-            raise ValueError(f"found low {self.low} and high {self.high}, expected a low below high")
+            raise RankfallError(f"found low {self.low} and high {self.high}, expected a low below high")
         if self.log and (self.low <= 0 or self.step is not None):
-            raise ValueError("log: true takes a low above 0 and no step")
+            raise RankfallError("log: true takes a low above 0 and no step")
         if self.step is not None:
             steps = (self.high - self.low) / self.step if self.step > 0 else 0.5
             if not math.isfinite(steps) or abs(steps - round(steps)) > 1e-9:
-                raise ValueError(
+                raise RankfallError(
                     f"found step {self.step}, expected a step that divides the range from {self.low} to {self.high}"
                 )
         return self
@@ -117,7 +119,7 @@ class Choices:
         """
         values = {json.dumps(value): value for value in self.ends}
         if drawn not in values:
-            raise ValueError(f"found the stored value {drawn}, expected one of {', '.join(values)}")
+            raise RankfallError(f"found the stored value {drawn}, expected one of {', '.join(values)}")
         return values[drawn]
 
     def hint(self) -> str:
@@ -173,9 +175,7 @@ class Search:
 
     def check(self) -> None:
         """Raise for values that no configuration allows, and for values that change the measurement."""
-        for key, dimension in self.space.items():
-            for value in dimension.ends:  # all of them before torch is imported for the first
-                self._with(key, value, build=False)
+        names_first(self._check_values)()
         measured = _measured(self.first())
         for key, dimension in self.space.items():
             for value in dimension.ends:
@@ -184,6 +184,11 @@ class Search:
                         f"{self.where}: search.{key}: {shown(value)} changes what is measured, and trials could not be "
                         f"compared; a search must not change {_MEASURED}"
                     )
+
+    def _check_values(self) -> None:
+        for key, dimension in self.space.items():
+            for value in dimension.ends:
+                self._with(key, value, build=False)
 
     def _with(self, key: str, value: Any, *, build: bool = True) -> TrainConfig:
         """Return a configuration in which a value is allowed; some values are allowed only with some others.

@@ -27,7 +27,7 @@ import numpy as np
 
 from rankfall._config import ConfigError, leaves, shown, to_yaml
 from rankfall._engine import LOCAL
-from rankfall._errors import is_expected, one_line
+from rankfall._errors import RankfallError, is_expected, one_line
 from rankfall.storage.disk import delete, delete_tree, make_directory, open_new
 from rankfall.storage.files import LockedError, locked, write_file
 from rankfall.studies.results import SearchResult, TrialResult
@@ -63,7 +63,7 @@ def load_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ValueError(f"rankfall tune needs optuna, which is not installed: {INSTALL}") from None
+        raise RankfallError(f"rankfall tune needs optuna, which is not installed: {INSTALL}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
@@ -75,7 +75,7 @@ def open_journal(path: Path) -> BaseStorage:
     try:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=cast("Any", _Lock(path))))
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} is damaged, {error}; start the search again in another directory") from None
+        raise RankfallError(f"{path} is damaged, {error}; start the search again in another directory") from None
 
 
 class _Lock:
@@ -405,7 +405,7 @@ def _pass(task: Task, study: Study, jobs: int | None, engine: Engine, listeners:
         study.take_back()
     more = done > 0 or study.deaths() > deaths  # a trial whose process dies is repeated, up to a limit
     if died and not more:
-        raise ValueError(f"{task.out}: no trial could be finished: {died}; run the same command to try again")
+        raise RankfallError(f"{task.out}: no trial could be finished: {died}; run the same command to try again")
     return more
 
 
@@ -517,10 +517,10 @@ def _message(error: Exception, directory: Path) -> str:
 
 def _check_free(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise ValueError(f"out: {out} is a file, expected a directory for the search")
+        raise RankfallError(f"out: {out} is a file, expected a directory for the search")
     begun = (TRIALS, ".lock", JOURNAL)  # another process may be starting the search
     if out.is_dir() and not (out / JOURNAL).is_file() and any(path.name not in begun for path in out.iterdir()):
-        raise ValueError(f"out: {out} holds other files and no search; name another directory")
+        raise RankfallError(f"out: {out} holds other files and no search; name another directory")
 
 
 def _begun(search: Search) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankfall import objectives, ops, registry
 from rankfall._config import ConfigError
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.cascade import Cascade, Stage
 from rankfall.models.build import build_model, tables_of
 from rankfall.ops.inclusion import Operator
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import ImpressionLoader
     from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
-    from rankfall.registry import Kind
-    from rankfall.registry.signatures import Part
+    from rankfall.registry import Kind, Part
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
 
@@ -182,7 +181,7 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
     """Build the cascade of a configuration, with weights from torch's global generator."""
     for name in config.share:
         if name not in features.tables:
-            raise ValueError(
+            raise RankfallError(
                 f"share: found {name!r}{did_you_mean(name, features.tables)}; the log has {', '.join(features.tables)}"
             )
     shared: dict[str, nn.Embedding] = {}
@@ -191,7 +190,7 @@ def make_cascade(config: CascadeConfig, features: Features) -> Cascade:
         try:
             model = build_model(stage.model, features, tables=shared)
         except ValueError as error:
-            raise ValueError(f"stages: the model of {stage.name}: {error}") from error
+            raise RankfallError(f"stages: the model of {stage.name}: {error}") from error
         shared |= {name: table for name, table in tables_of(model).items() if name in config.share}
         stages.append(Stage(stage.name, model, stage.quota))
     return Cascade(stages)
@@ -300,7 +299,7 @@ def _check_operator(operator: Operator) -> None:
     found = operator(torch.tensor([[0.0, 1.0, 2.0]]), 1)
     low, high = float(found.min()), float(found.max())
     if not (low > -_TOLERANCE and high < 1 + _TOLERANCE):  # also NaN
-        raise ValueError(
+        raise RankfallError(
             f"{operator.name} returned values from {low:.4g} to {high:.4g} for the scores 0, 1, 2 and k=1, expected "
             "inclusion probabilities from 0 to 1"
         )
@@ -384,7 +383,7 @@ class Optimizers:
         self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
         if sparse:
             if config.name not in _SPARSE_OPTIMIZERS or config.weight_decay:
-                raise ValueError(
+                raise RankfallError(
                     f"optimizer: found {config.name} with weight_decay {config.weight_decay:g}, but tables with "
                     f"sparse gradients are trained by plain {' or '.join(_SPARSE_OPTIMIZERS)}"
                 )

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from rankfall import registry
 from rankfall._config import ConfigError
 from rankfall._errors import did_you_mean
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.data.impressions.log import is_log
 from rankfall.data.lists.ranking_data import RankingData, is_prepared
-from rankfall.registry import config_value, explicit_operator, options, written_default
+from rankfall.registry import config_value, explicit_operator
 from rankfall.storage.manifests import verification
 from rankfall.training.build import check_quotas, make_objective, try_depths
 from rankfall.training.config.ranker_config import OwnModelConfig
@@ -244,8 +245,7 @@ def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 def _defaults(kind: Kind, name: str) -> dict[str, Any]:
     """Return the defaults of a component, except objects of users that no configuration can write."""
-    defaults = {one.name: written_default(one) for one in options(kind, name).values() if not one.required}
-    return {option: default for option, default in defaults.items() if _is_plain(default)}
+    return {option: default for option, default in registry.defaults(kind, name).items() if _is_plain(default)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from rankfall._config import Number, Result
+from rankfall._errors import RankfallError
 from rankfall._lists import relevant_order, top_labels
 from rankfall.data.impressions.spec import FIRST_KNOWN, Categorical, column_of
 from rankfall.metrics import funnel
@@ -353,7 +354,7 @@ def _check_feedback(name: str, batch: Impressions) -> Tensor:
     """Return a feedback of the items ``(B, N)``. A share of it has no meaning if values are negative."""
     given = batch.feedback[name]
     if bool((given < 0).any()):
-        raise ValueError(
+        raise RankfallError(
             f"feedback: {name} is {float(given.min()):g} for an item of {batch.day}, expected values of at least 0, of "
             "which a share can survive"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 from torch import Tensor
 
+from rankfall._errors import RankfallError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.storage.disk import delete
 from rankfall.storage.files import parse_json
@@ -26,7 +27,7 @@ NAME = "step-{:09}.safetensors"
 _TENSOR, _NUMBER = "$tensor", "$number "  # in JSON: key of a tensor's name, prefix of integer keys
 
 
-class DamagedError(ValueError):
+class DamagedError(RankfallError):
     """A run cannot be resumed: its checkpoints are damaged or do not fit this release."""
 
 
@@ -69,7 +70,7 @@ class Checkpoints:
             try:
                 tensors, about = read_checkpoint(path)
                 if about.get("kind") != KIND:
-                    raise ValueError(f"{path} is a checkpoint, but not of a training run")
+                    raise RankfallError(f"{path} is a checkpoint, but not of a training run")
             except ValueError as error:
                 damaged.append(path)
                 on_notice(str(error))

@@ -13,16 +13,15 @@ from torch import Tensor, nn
 
 from rankfall import losses, registry
 from rankfall._config import ConfigError
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order
 from rankfall.data import ImpressionLoader
 from rankfall.metrics.named import parse
 from rankfall.models import MLP, FeatureScaling, Linear
 from rankfall.models.build import is_own
-from rankfall.registry import builtins
 from rankfall.registry.references import split_cutoffs
 from rankfall.training.build import make_objective, try_depths
 from rankfall.training.cascade_loaders import features_read
-from rankfall.training.config import component_checks
 from rankfall.training.config.ranker_config import LinearConfig, OwnModelConfig
 
 if TYPE_CHECKING:
@@ -277,7 +276,7 @@ def imitates(sample: LabelSample, spec: Spec, config: CascadeConfig) -> str | No
 
 def trained_labels(config: CascadeConfig) -> str | None:
     """Return which labels a built-in objective is trained on, and which are evaluated; None for other objectives."""
-    if config.objective.name not in builtins("objective"):
+    if not registry.is_builtin("objective", config.objective.name):
         return None
     kinds = make_objective(try_depths(config))[0].informative(torch.zeros(1, 2))
     found = [_GRADES[config.data.labels]] if "grades" in kinds else []
@@ -439,7 +438,7 @@ def check_metrics(names: Iterable[str]) -> None:
     labels = torch.tensor([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 1.0, 0.0]])
     mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
     for name in dict.fromkeys(names):
-        if component_checks.is_own("metric", split_cutoffs(name)[0]):
+        if registry.is_own("metric", split_cutoffs(name)[0]):
             try:
                 parse(name)(scores, labels, mask)
             except ValueError as error:
@@ -512,7 +511,7 @@ class Ranker(nn.Module):
             features = torch.tensor(features)
         expected = len(self.scaling.mean)
         if features.shape[-1] != expected:
-            raise ValueError(f"features must have {expected} columns, got {features.shape[-1]}")
+            raise RankfallError(f"features must have {expected} columns, got {features.shape[-1]}")
         output = self(features)
         return losses.expected_grade(output) if self.grades else output
 

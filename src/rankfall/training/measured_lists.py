@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rankfall._errors import RankfallError
 from rankfall._lists import has_order, rank_order
 from rankfall.data.impressions.items import VOCABULARIES
 from rankfall.data.lists.list_loader import Lists
@@ -566,7 +567,7 @@ def measure_scores(scores: Tensor, split: RankingSplit | Lists, metrics: Sequenc
     """Return one value per list for each metric of the scores ``(rows,)``. NaN where a metric is undefined."""
     lists = split if isinstance(split, Lists) else Lists([split])
     if scores.shape != (lists.rows,):
-        raise ValueError(f"scores must be one for each of the {lists.rows} documents, got {tuple(scores.shape)}")
+        raise RankfallError(f"scores must be one for each of the {lists.rows} documents, got {tuple(scores.shape)}")
     values = {metric.name: torch.empty(len(lists)) for metric in metrics}
     for batch in lists.by_length():
         padded = batch.pad(scores[torch.from_numpy(batch.rows)])

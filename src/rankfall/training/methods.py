@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Un
 import pyarrow as pa
 
 from rankfall._config import ConfigError, Section
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.list_loader import Lists
@@ -388,7 +388,9 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             on_notice(note)
         roles = get_args(Role)
         if (meant := did_you_mean(split, roles)) and split not in (*roles, *log.days):
-            raise ValueError(f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log")
+            raise RankfallError(
+                f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log"
+            )
         days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
@@ -401,7 +403,7 @@ def _chosen(log: ImpressionLog, split: str) -> list[str]:
         return [day.name for day in log.choose([split])]
     except ValueError as error:
         expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
-        raise ValueError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
+        raise RankfallError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +443,7 @@ class OpenedSplit:
         try:
             yield
         except UnknownIdError as error:
-            raise ValueError(
+            raise RankfallError(
                 f"{self.split} of {self.log.path}: {error}. These ids are newer than the training run: train again on "
                 "this log, or choose earlier days with --split"
             ) from None
@@ -545,7 +547,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
         model = self.load(directory).to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
-            raise ValueError(
+            raise RankfallError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
                 f"{len(model.scaling.mean)}"
             )

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rankfall import __version__, registry
 from rankfall._config import ConfigError, leaves, read_yaml, shown
+from rankfall._errors import RankfallError
 from rankfall.registry.references import (
     Source,
     changed,
@@ -51,7 +52,6 @@ from rankfall.storage.manifests import (
 )
 from rankfall.storage.trust import remember, stored_code
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.config.component_checks import is_own
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
 
@@ -125,7 +125,7 @@ COMPONENTS = "components.json"
 CODE = "the code "  # before the name of a file among the checksums that all processes must share
 
 
-class OwnCodeError(ValueError):
+class OwnCodeError(RankfallError):
     """The code of a user's component raised an error."""
 
 
@@ -168,7 +168,7 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
 
 def _own_metrics(names: Iterable[str]) -> list[Named]:
     """Return the metrics that are not built in; those of cascades have names of their own."""
-    return [("metric", name) for name in names if is_own("metric", split_cutoffs(name)[0])]
+    return [("metric", name) for name in names if registry.is_own("metric", split_cutoffs(name)[0])]
 
 
 def _in_options(kind: Kind, section: Mapping[str, Any]) -> list[Named]:
@@ -220,7 +220,7 @@ def stored_sources(directory: Path) -> list[Source]:
     except FileNotFoundError:
         return []
     except (ValueError, TypeError):
-        raise ValueError(f"{directory / COMPONENTS} is damaged: it is not a list of components") from None
+        raise RankfallError(f"{directory / COMPONENTS} is damaged: it is not a list of components") from None
 
 
 def _source(content: Any) -> Source:
@@ -326,7 +326,7 @@ RESUME_MUTABLE_KEYS = (
 """Keys of a configuration that may change between the start and the resumption of a run."""
 
 
-class TrainingError(ValueError):
+class TrainingError(RankfallError):
     """Training cannot continue."""
 
 
@@ -395,7 +395,9 @@ def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
             missing or not trusted.
     """
     if not (directory / CONFIG).is_file():
-        raise ValueError(f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')")
+        raise RankfallError(
+            f"{directory} is not the directory of a run: it has no {CONFIG} (see 'rankfall train --help')"
+        )
     verify_run(directory, CONFIG, COMPONENTS)
     sources = stored_sources(directory)
     check_present(sources, directory)
@@ -418,7 +420,7 @@ def read_config_as(kind: type[Config], directory: Path, *, trust: bool = False) 
     config = read_config(directory, trust=trust)
     if not isinstance(config, kind):
         found, expected = ("cascade", "ranker") if kind is RankerConfig else ("ranker", "cascade")
-        raise ValueError(f"{directory} is the run of a {found}, expected the run of a {expected}")
+        raise RankfallError(f"{directory} is the run of a {found}, expected the run of a {expected}")
     return config
 
 
@@ -432,9 +434,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = read_json_file(path)
     except ValueError:
-        raise ValueError(f"{path} is damaged: it is not JSON") from None
+        raise RankfallError(f"{path} is damaged: it is not JSON") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it has no keys")
+        raise RankfallError(f"{path} is damaged: it has no keys")
     return content
 
 
@@ -444,7 +446,7 @@ def read_result(directory: Path) -> TrainResult:
     try:
         return TrainResult(**read_json(directory / RESULT))
     except TypeError:
-        raise ValueError(f"{directory / RESULT} is damaged: it is not the result of a training run") from None
+        raise RankfallError(f"{directory / RESULT} is damaged: it is not the result of a training run") from None
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:
@@ -459,7 +461,7 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
         try:
             found.append(parse_json(line))
         except ValueError:
-            raise ValueError(f"{path} line {number} is damaged: it is not JSON") from None
+            raise RankfallError(f"{path} line {number} is damaged: it is not JSON") from None
     return found
 
 
@@ -473,16 +475,16 @@ def lasting_files(out: Path) -> list[Path]:
 def check_free(out: Path, *, force: bool, resume: bool) -> None:
     """Check that a directory is free for a run, or holds one that is to be replaced or resumed."""
     if force and resume:
-        raise ValueError("force: found with resume; a run is either replaced or continued")
+        raise RankfallError("force: found with resume; a run is either replaced or continued")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, expected a directory for the run")
+        raise RankfallError(f"{out} is a file, expected a directory for the run")
     if not out.exists() or not any(_content(out)):
         return
     if not (out / CONFIG).is_file():
-        raise ValueError(f"{out} holds other files and no run; name another directory")
+        raise RankfallError(f"{out} holds other files and no run; name another directory")
     if not (force or resume):
         go_on = "" if is_finished(out) else "continue it with --resume, "
-        raise ValueError(f"{out} holds a run already; name another directory, {go_on}or replace it with --force")
+        raise RankfallError(f"{out} holds a run already; name another directory, {go_on}or replace it with --force")
 
 
 def _content(out: Path) -> Iterator[Path]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankfall._config import ConfigError, leaves, shown
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.compatibility import IncompatibleLogError, check_compatible
 from rankfall.models import Scorer
 from rankfall.models.build import describe_model
@@ -62,7 +63,7 @@ def grow_cascade(cascade: Cascade, rows: Mapping[str, int], optimizer: Optimizer
 def _grow_model(stage: str, model: nn.Module, rows: Mapping[str, int]) -> None:
     described, embedding = describe_model(model), getattr(model, "embedding", None)
     if described is None or not isinstance(embedding, FeatureEmbedding):
-        raise ValueError(
+        raise RankfallError(
             f"stages: the model of {stage} has no FeatureEmbedding as `embedding`, so it cannot get rows for the new "
             f"values of {', '.join(rows)}; give it one, or prepare the log without --grow"
         )

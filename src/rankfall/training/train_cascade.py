@@ -15,6 +15,7 @@ from torch import nn
 
 from rankfall._checks import all_within
 from rankfall._config import ConfigError
+from rankfall._errors import RankfallError
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.data.impressions.spec import Features
@@ -208,7 +209,7 @@ class CascadeLearner(Learner["Impressions"]):
         kind = self.placement.device.type
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
-            raise ValueError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
+            raise RankfallError(f"stages: found sparse tables, but {why}; leave out sparse, or train on the CPU")
         self.open_data()
 
     def open_data(self) -> None:
@@ -309,7 +310,7 @@ def load_run(
     config = read_config_as(CascadeConfig, directory, trust=trust)
     path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
-        raise ValueError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
+        raise RankfallError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
     verify_run(directory, f"{CHECKPOINTS}/{path.name}")
     return config, Cascade.load(path, trust=trust).eval()
 

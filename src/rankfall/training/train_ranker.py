@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankfall._checks import all_within
 from rankfall._config import ConfigError
+from rankfall._errors import RankfallError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
 from rankfall.data.arrays import Moments
 from rankfall.data.lists.list_loader import ListLoader, Lists
@@ -333,7 +334,7 @@ def load_run(
     try:
         model.load_state_dict(own)
     except RuntimeError as error:
-        raise ValueError(f"{directory}: the checkpoint {checkpoint} does not fit config.yaml: {error}") from None
+        raise RankfallError(f"{directory}: the checkpoint {checkpoint} does not fit config.yaml: {error}") from None
     return config, model.eval()
 
 
@@ -429,5 +430,5 @@ def mean_over_lists(values: Tensor, metric: str, where: str) -> float:
     """
     mean = float(values.nanmean())
     if np.isnan(mean):
-        raise ValueError(f"{where}: {metric} is undefined on every list: none has a relevant row")
+        raise RankfallError(f"{where}: {metric} is undefined on every list: none has a relevant row")
     return mean

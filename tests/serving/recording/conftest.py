@@ -23,8 +23,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_up_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the time after which sinks give up a message."""
-    for module in ("nats", "kafka"):
-        monkeypatch.setattr(f"rankfall.serving.recording.{module}.DELIVERY_SECONDS", seconds)
+    monkeypatch.setattr("rankfall.serving.recording.sinks.DELIVERY_SECONDS", seconds)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 from rankfall.serving.recording import collect as collecting
 from rankfall.serving.recording.collect import CollectionCounts, collect, open_source
+from rankfall.serving.recording.record_segments import Message, encode
 from rankfall.serving.recording.sinks import SinkError, open_sink
 from rankfall.storage import disk as _disk
 from support.nats_server import NatsServer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from nats.js import JetStreamContext
 
-    from rankfall.serving.recording.record_segments import Message
     from support.kafka_mock import KafkaMock
 
 pytestmark = pytest.mark.service
@@ -160,6 +160,39 @@ def test_bad_messages_are_kept_apart(url: str, tmp_path: Path, monkeypatch: pyte
     assert len(notices) == 2
     assert "a message was rejected: it is no Arrow stream" in notices[0]
     assert run(url, tmp_path) == CollectionCounts()
+
+
+def test_partitions_are_merged_by_time(kafka_mock: KafkaMock, tmp_path: Path) -> None:
+    """Each sink writes to one partition. A backlog of several is received in the order of the times of its messages."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    url = f"kafka://{kafka_mock.address}/merged"
+    sinks = [open_sink(url) for _ in range(12)]
+    for number in range(3):
+        for place, sink in enumerate(sinks):
+            sink.write("events", events(f"{number}-{place}"), durable=True)
+    for sink in sinks:
+        sink.close()
+    reader = Consumer({"bootstrap.servers": kafka_mock.address, "group.id": "test"})
+    partitions = reader.list_topics("merged", timeout=20).topics["merged"].partitions
+    sizes = [reader.get_watermark_offsets(TopicPartition("merged", one), timeout=20)[1] for one in partitions]
+    reader.close()
+    assert sum(size > 0 for size in sizes) > 1
+    assert all(size % 3 == 0 for size in sizes)  # all messages of a sink are in one partition
+    producer = Producer({"bootstrap.servers": kafka_mock.address})
+    payload = encode(events("last"), 10_000)[0][0]
+    for partition in partitions:  # at the same place of every partition, with times in the reverse order
+        headers: dict[str, str | bytes | None] = {"rankfall-kind": "events", "rankfall-id": f"last {partition}"}
+        producer.produce("merged", payload, partition=partition, headers=headers, timestamp=10**12 * (9 - partition))
+    assert producer.flush(20) == 0
+    source, received = open_source(url), list[Message]()
+    while not source.is_drained():
+        received += source.receive()
+    source.close()
+    times = [one.handle.timestamp()[1] for one in received[: -len(partitions)]]
+    assert times == sorted(times)
+    assert [one.id for one in received[-len(partitions) :]] == [f"last {one}" for one in sorted(partitions)[::-1]]
+    assert run(url, tmp_path) == CollectionCounts(messages=len(received), events=len(received))
 
 
 def test_messages_without_a_kind(kafka_mock: KafkaMock, tmp_path: Path) -> None:

@@ -48,13 +48,11 @@ def written(sink: GatedSink, work: Callable[[EventWriter], object], *, max_event
     counts: dict[str, int] = {"errors": 0}
 
     def count(result: str, events: int) -> None:
-        counts[result] = counts.get(result, 0) + events
-
-    def count_error() -> None:
-        counts["errors"] += 1
+        if events:
+            counts[result] = counts.get(result, 0) + events
 
     async def run() -> None:
-        writer = EventWriter(sink, Clock(), count=count, count_error=count_error, max_events=max_events)
+        writer = EventWriter(sink, Clock(), count=count, max_events=max_events)
         writer.start()
         await work(writer)  # type: ignore[misc]
         await asyncio.to_thread(writer.stop, 60.0)

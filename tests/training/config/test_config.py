@@ -87,7 +87,7 @@ def test_a_preset_is_replaced_by_its_options() -> None:
         ("model.init=xavier", "model.init: found 'xavier'; allowed are default, he"),
         ("training.epochs=true", "training.epochs: found True, expected a valid integer"),
         ("training.epochs=2.5", "training.epochs: found 2.5, expected a valid integer"),
-        ("training.metric=ndgc@5", "training.metric: found 'ndgc@5', did you mean ndcg@k; allowed are arp, hit_rate@k"),
+        ("training.metric=ndgc@5", "training.metric: found 'ndgc@5', did you mean 'ndcg'; allowed are arp, hit_rate"),
         ("training.metric=recall@5", "found 'recall@5'; expected recall@m@k"),
         ("training.metric=ndcg@0", "expected ndcg or ndcg@k, where cutoffs are whole numbers above 0"),
         ("metrics=[mrr, mrr@5]", "metrics.1: found 'mrr@5'; expected mrr"),

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from rankfall._config import ConfigError, dump
-from rankfall.training.config.component_checks import without_imports
 from rankfall.training.config.load_config import load_config, validate_any, with_absolute_path
 from support.command_line import run
 from support.own_components import here as here
@@ -131,7 +130,7 @@ def test_written_configurations_have_absolute_references(own: Path) -> None:
         ({"name": "./own.py:any_loss", "needed": "a", "more": {}}, "loss.needed: found 'a', expected a valid number"),
         (
             {"name": "./own.py:no_mask"},
-            "loss.name: found '.*no_mask', which lacks the parameter 'mask'; expected",
+            "loss.name: found '.*no_mask', which does not take these arguments .*'mask'.; expected",
         ),
         ({"name": "./own.py:Tower"}, "loss.name: found '.*Tower', which "),
         (
@@ -189,14 +188,6 @@ def test_problems_of_several_components_are_reported_together(own: Path) -> None
     assert second.endswith("objective: own:Objective needs the option 'loss'")
 
 
-def test_a_stored_configuration_can_be_read_without_its_code(own: Path) -> None:
-    with without_imports() as skipped:
-        config = validate_any(CASCADE)
-    assert not (own / "imported").exists()
-    assert {name.rpartition(":")[2] for name in skipped} == {"Tower", "Objective", "gain"}
-    assert config.objective.name == "own:Objective"  # type: ignore[union-attr]
-
-
 def test_config_show_writes_out_the_options_of_own_components(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own / "config.yaml").write_text(yaml.safe_dump(RANKER | {"model": {"kind": "own:Tower"}}))
     run("config", "show", "config.yaml")  # says that the data do not exist
@@ -225,14 +216,14 @@ LOG: dict[str, Any] = {
 TYPOS: dict[str, tuple[dict[str, Any], str]] = {
     "train": (LISTS | {"loss": {"name": "relax_loss", "m": 3, "k": 0}, "optimzer": {}}, "unknown key 'optimzer'"),
     "train cascade": (
-        LOG | {"data": {"path": "log", "train": "a", "valid": "b"}, "objective": {"name": "lcron", "topk": "dftpk"}},
-        "objective.topk: found 'dftpk', did you mean 'dftopk'",
+        LOG | {"data": {"path": "log", "train": "a", "valid": "b"}, "objective": {"name": "lcrom"}},
+        "objective.name: found 'lcrom', did you mean 'lcron'",
     ),
     "config show": (
-        LISTS | {"loss": {"name": "lambda_loss", "mix": 2}},
-        "loss.mix: found 2, expected less than",
+        LISTS | {"loss": {"name": "lambda_loss", "mix": 2}, "optimizer": {"lr": -1}},
+        "optimizer.lr: found -1, expected greater than 0",
     ),
-    "config show metrics": (LISTS | {"loss": {"name": "mse_loss"}, "metrics": ["ndgc@10"]}, "did you mean ndcg@k"),
+    "config show metrics": (LISTS | {"loss": {"name": "mse_loss"}, "metrics": ["ndgc@10"]}, "did you mean 'ndcg'"),
     "compare": (
         LISTS | {"methods": {"first": {"loss": {"name": "mse_loss"}}, "second": {"loss": {"name": "mse_los"}}}},
         "methods.second: loss.name: found 'mse_los', did you mean 'mse_loss'",

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import edges, spans
 from rankfall.data.impressions.encoding import count_missing, hash_values
 from rankfall.data.impressions.items import differ, from_arrow, impression_schema, item_numbers, to_arrow
@@ -120,14 +121,14 @@ class _Builder:
         repeated = self.rows.select(self.spec.request, self.spec.item).is_duplicated()
         if repeated.any():
             where = row_name(self.rows, self.spec, int(repeated.arg_max() or 0))
-            raise ValueError(f"an item occurs twice in a request ({where})")
+            raise RankfallError(f"an item occurs twice in a request ({where})")
 
     def _in_request_order(self, extra: pl.DataFrame | None) -> pl.DataFrame:
         if extra is None:
             return pl.DataFrame()
         request = self.spec.request
         if (repeated := extra[request].is_duplicated()).any():
-            raise ValueError(f"request {extra[request].filter(repeated)[0]!r} occurs twice in the table of requests")
+            raise RankfallError(f"request {extra[request].filter(repeated)[0]!r} occurs twice in the table of requests")
         return self.requests.select(request).join(extra, on=request, how="left", maintain_order="left")
 
     # --- items ---
@@ -194,14 +195,14 @@ class _Builder:
         if self.items is None or "id" not in self.items.column_names:
             numbers = item_numbers(raw)
             if numbers is None:
-                raise ValueError(f"column {self.spec.item!r}: item ids that are not int32 need an item table")
+                raise RankfallError(f"column {self.spec.item!r}: item ids that are not int32 need an item table")
             return numbers.astype(np.int64)
         known = pl.DataFrame({"id": pl.from_arrow(self.items["id"]), "item": pl.from_arrow(self.items["item"])})
         ids = pl.DataFrame({"id": raw.cast(known["id"].dtype)})
         found = ids.join(known, on="id", how="left", maintain_order="left")["item"]
         if found.has_nulls():
             unknown = raw[int(found.is_null().arg_max() or 0)]
-            raise ValueError(f"column {self.spec.item!r}: found {unknown!r}, which is not in the item table")
+            raise RankfallError(f"column {self.spec.item!r}: found {unknown!r}, which is not in the item table")
         return found.cast(pl.Int64).to_numpy()
 
     def _places(self, key: Literal["rank", "position"]) -> Integers:
@@ -211,7 +212,7 @@ class _Builder:
             return np.full(len(self.rows), -1, np.int64)
         raw = self.rows[column]
         if not raw.dtype.is_integer() and raw.dtype != pl.Null:
-            raise ValueError(f"column {column!r}: found {raw.dtype}, expected whole numbers")
+            raise RankfallError(f"column {column!r}: found {raw.dtype}, expected whole numbers")
         refuse(bad_places(self.rows, [column]), self.rows, self.spec)
         return raw.cast(pl.Int64).fill_null(-1).to_numpy()
 
@@ -236,7 +237,7 @@ class _Builder:
 
     def _draw(self, number: Integers, item: Integers) -> tuple[Integers, Integers, NDArray[np.uint64]]:
         if self.items is None:
-            raise ValueError("items: random negatives are drawn from the item table, which is missing")
+            raise RankfallError("items: random negatives are drawn from the item table, which is missing")
         table = self._table_items()
         numbers, rows = draw_negatives(
             self.requests[HASH].to_numpy(),
@@ -325,9 +326,9 @@ class _Builder:
         elif config.columns is not None and config.columns[feature] in self.rows.columns:
             raw = self.rows[config.columns[feature]].gather(self.groups.first_row)
         else:
-            raise ValueError(f"sequences.{name}: no column has the values of {feature!r}")
+            raise RankfallError(f"sequences.{name}: no column has the values of {feature!r}")
         if not isinstance(raw.dtype, pl.List):
-            raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected lists")
+            raise RankfallError(f"column {raw.name!r}: found {raw.dtype}, expected lists")
         raw = raw.list.tail(config.max_length)
         lengths = raw.list.len().fill_null(0).to_numpy().astype(np.int64)
         self._check_same_lengths(name, lengths)
@@ -339,7 +340,7 @@ class _Builder:
         expected = self._sequence_lengths.setdefault(name, lengths)
         if (differ := np.flatnonzero(expected != lengths)).size:
             key = self.keys[int(differ[0])]
-            raise ValueError(f"sequences.{name}: the features of request {key!r} have different numbers of events")
+            raise RankfallError(f"sequences.{name}: the features of request {key!r} have different numbers of events")
 
     def _relevance_of_chosen(self) -> NDArray[np.float32]:
         return self._of_chosen(self._relevance_of_rows())
@@ -363,7 +364,7 @@ class _Builder:
         values = self.rows[column].cast(pl.Float32).fill_null(0).fill_nan(0).to_numpy()
         if (bad := np.flatnonzero(np.isinf(values))).size:
             where = row_name(self.rows, self.spec, int(bad[0]))
-            raise ValueError(f"column {column!r}: found {values[bad[0]]}, expected finite numbers ({where})")
+            raise RankfallError(f"column {column!r}: found {values[bad[0]]}, expected finite numbers ({where})")
         return values
 
     def _logged(self, column: str) -> NDArray[np.float32]:
@@ -379,7 +380,7 @@ class _Builder:
         try:
             values = self.encoding.encode(group, name, raw)
         except BadValueError as error:
-            raise ValueError(f"{error} (request {keys[error.position]!r})") from None
+            raise RankfallError(f"{error} (request {keys[error.position]!r})") from None
         feature, key = getattr(self.spec.features, group)[name], of or f"{group}.{name}"
         if isinstance(feature, Dense):
             self.counts.numbers[key] += len(values)

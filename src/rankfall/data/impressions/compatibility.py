@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import hash_values
 from rankfall.data.impressions.log import PER_REQUEST
 from rankfall.data.impressions.spec import Categorical, Features, Time
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 EncodingSignature = dict[str, Any]  # plain values, as stored in JSON
 
 
-class IncompatibleLogError(ValueError):
+class IncompatibleLogError(RankfallError):
     """A log whose ids or numbers differ from those that a model was trained on."""
 
 

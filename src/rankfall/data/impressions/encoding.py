@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import PARTS, Dense, Features, Spec, Time, features_of, is_dense, table_of
 from rankfall.encoding import (
     FIRST_KNOWN,
@@ -55,7 +56,7 @@ def hashable(values: pl.Series) -> NDArray[np.int64] | pa.Array:
         return values.cast(pl.Int64).to_numpy()
     if values.dtype == pl.String:
         return values.to_arrow()
-    raise ValueError(f"{values.name or 'values'}: found {values.dtype}, expected whole numbers or strings")
+    raise RankfallError(f"{values.name or 'values'}: found {values.dtype}, expected whole numbers or strings")
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Encoding:
         mean, deviation = self.scalings.get(key, (None, None)) if feature.standardise else (None, None)
         edges = self.edges.get(key, feature.bucketize)
         if (feature.standardise and mean is None) or isinstance(edges, int):
-            raise ValueError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
+            raise RankfallError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
         numbers = Numbers(
             feature.size, feature.log1p, feature.replacement, mean, deviation, indicator=feature.has_indicator
         )
@@ -208,7 +209,7 @@ def to_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
     """
     times = parse_times(raw, unit, zone)
     if raw.dtype == pl.String and (bad := times.is_null() & raw.is_not_null()).any():
-        raise ValueError(f"column {raw.name!r}: found {raw.filter(bad)[0]!r}, expected {expected_times(zone)}")
+        raise RankfallError(f"column {raw.name!r}: found {raw.filter(bad)[0]!r}, expected {expected_times(zone)}")
     return times
 
 
@@ -231,7 +232,7 @@ def parse_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
     where = f"column {raw.name!r}"
     if raw.dtype.is_integer():
         if unit is None:
-            raise ValueError(f"{where}: found whole numbers, for which `unit` must be s, ms or us")
+            raise RankfallError(f"{where}: found whole numbers, for which `unit` must be s, ms or us")
         return pl.from_epoch(raw, unit).dt.cast_time_unit("ms").dt.replace_time_zone("UTC").dt.convert_time_zone(zone)
     if raw.dtype == pl.String:
         return _parse_text(raw, zone)
@@ -239,7 +240,7 @@ def parse_times(raw: pl.Series, unit: Unit | None, zone: str) -> pl.Series:
         raw = raw.cast(pl.Datetime("ms"))
     kind = raw.dtype
     if not isinstance(kind, pl.Datetime):
-        raise ValueError(f"{where}: found {kind}, expected times")
+        raise RankfallError(f"{where}: found {kind}, expected times")
     times = raw.dt.cast_time_unit("ms").dt
     if kind.time_zone is None:
         return times.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
@@ -266,7 +267,7 @@ def _parse_text(raw: pl.Series, zone: str) -> pl.Series:
 
 def _number_ids(rule: NumberedIds, raw: pl.Series) -> NDArray[np.int64]:
     if not raw.dtype.is_integer() and raw.dtype != pl.Boolean:
-        raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected whole numbers (num_buckets)")
+        raise RankfallError(f"column {raw.name!r}: found {raw.dtype}, expected whole numbers (num_buckets)")
     try:
         return rule.ids(_filled(raw.cast(pl.Int64)).to_numpy())
     except BadValueError as error:
@@ -286,7 +287,7 @@ def _floats(raw: pl.Series, size: int) -> Floats:
         return vectors.explode(empty_as_null=False, keep_nulls=True).to_numpy().reshape(len(raw), size)
     except pl.exceptions.PolarsError:
         expected = "numbers" if size == 1 else f"lists of {size} numbers"
-        raise ValueError(f"column {raw.name!r}: found {raw.dtype}, expected {expected}") from None
+        raise RankfallError(f"column {raw.name!r}: found {raw.dtype}, expected {expected}") from None
 
 
 def _filled(raw: pl.Series) -> pl.Series:

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import column_of, is_dense
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def check_schema(found: pa.Schema, spec: Spec, where: str) -> None:
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("of a wrong type", wrong))
     listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in problems if names)
-    raise ValueError(f"{where}: the columns do not match the spec of the log; {listed or 'their order differs'}")
+    raise RankfallError(f"{where}: the columns do not match the spec of the log; {listed or 'their order differs'}")
 
 
 def check_no_nulls(block: pa.RecordBatch, where: str) -> None:
@@ -139,7 +140,7 @@ def check_no_nulls(block: pa.RecordBatch, where: str) -> None:
     """
     for name, values in zip(block.schema.names, block.columns, strict=True):
         if _has_nulls(values):
-            raise ValueError(f"{where}: column {name!r} has nulls, which no column may have")
+            raise RankfallError(f"{where}: column {name!r} has nulls, which no column may have")
 
 
 def _has_nulls(values: pa.Array) -> bool:
@@ -288,7 +289,7 @@ class GrowingItems:
         """Give the items of a day the form of the log, which was decided on the ids of all its first days."""
         if not self.numbered:
             wrong = next(value for value in found["id"].to_pylist() if not (0 <= value < 2**31))
-            raise ValueError(
+            raise RankfallError(
                 f"column {column!r}: found {wrong}, expected whole numbers from 0 to 2^31 - 1, as in the other days of "
                 "the log; prepare all days again"
             )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankfall._errors import checked, did_you_mean
+from rankfall._errors import RankfallError, checked, did_you_mean
 from rankfall.data.impressions.items import (
     DAY_SEAL,
     FORMAT,
@@ -182,7 +182,7 @@ class ImpressionLog:
             self._check_versions(check_file)
         versions = map_table(self.path / VERSIONS)
         if not are_versions(versions):
-            raise ValueError(
+            raise RankfallError(
                 f"path: {self.path / VERSIONS} has no names of days or is not sorted by item and day; {REMEDY}"
             )
         return versions
@@ -214,7 +214,7 @@ class ImpressionLog:
         """
         stored = self.manifest[VOCABULARIES]
         if table not in stored:
-            raise ValueError(f"table: found {table!r}, expected one of {', '.join(sorted(stored)) or 'none'}")
+            raise RankfallError(f"table: found {table!r}, expected one of {', '.join(sorted(stored)) or 'none'}")
         if self.verifies:
             self._check_vocabulary(table, check_file)
         values = map_table(self._vocabulary_file(table))["value"].combine_chunks()
@@ -290,7 +290,7 @@ class ImpressionLog:
             chosen += self._between(first, last, name) if dots else [self._known(name, name)]
         for name in chosen:
             if chosen.count(name) > 1:
-                raise ValueError(f"days: {name!r} is chosen twice")
+                raise RankfallError(f"days: {name!r} is chosen twice")
         return [self.days[name] for name in chosen]
 
     def _between(self, first: str, last: str, where: str) -> list[str]:
@@ -298,14 +298,14 @@ class ImpressionLog:
         start = order.index(self._known(first, where)) if first else 0
         stop = order.index(self._known(last, where)) if last else len(order) - 1
         if start > stop:
-            raise ValueError(f"days: {where!r} ends before it begins")
+            raise RankfallError(f"days: {where!r} ends before it begins")
         return order[start : stop + 1]
 
     def _known(self, name: str, where: str) -> str:
         if name not in self.days:
             of = f" (in {where!r})" if where != name else ""
             hint = "" if _DATE.fullmatch(name) else did_you_mean(name, self.days)  # all dates are similar
-            raise ValueError(f"days: {self.path} has no day {name!r}{of}{hint}; it has {_listed(self.days)}")
+            raise RankfallError(f"days: {self.path} has no day {name!r}{of}{hint}; it has {_listed(self.days)}")
         return name
 
 
@@ -341,14 +341,16 @@ def open_day(path: Path, name: str, *, verify: bool = True, sealed: bool = False
         manifest = read_json_file(path / MANIFEST)
         expected, _ = manifest["bytes"], manifest["sha256"]
     except (OSError, ValueError, LookupError, TypeError):
-        raise ValueError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
+        raise RankfallError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
     if DAY_SEAL in manifest or sealed:
         check_seal(path / MANIFEST, manifest, remedy=REMEDY, key=DAY_SEAL)
     check_counts(path / MANIFEST, manifest, "impressions", "bytes")
     file = path / IMPRESSIONS
     found = file.stat().st_size if file.is_file() else 0
     if found != expected:
-        raise ValueError(f"path: {file} has {found:,} bytes, its manifest states {expected:,}; the file is truncated")
+        raise RankfallError(
+            f"path: {file} has {found:,} bytes, its manifest states {expected:,}; the file is truncated"
+        )
     return Day(name, path, manifest, verify)
 
 
@@ -356,7 +358,7 @@ def check_listed(path: Path, day: Day, manifest: Mapping[str, Any]) -> None:
     """Raise ValueError if the manifest of a log lists another checksum of a day than the day itself has."""
     listed = (manifest["days"].get(day.name), manifest.get(REOPENED, {}).get(day.name))
     if day.manifest["sha256"] not in listed:
-        raise ValueError(f"path: {day.path} has another checksum than {path / MANIFEST} lists; {REMEDY}")
+        raise RankfallError(f"path: {day.path} has another checksum than {path / MANIFEST} lists; {REMEDY}")
 
 
 def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
@@ -365,7 +367,7 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
     try:
         features = Features.from_json(manifest["features"])
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
+        raise RankfallError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
     content = features.to_json()
     for feature in content["features"]:
         check_counts(path / MANIFEST, feature, "rows", "size", inside="features.")
@@ -402,7 +404,7 @@ def map_table(path: Path) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) not in (None, ENOENT, EINVAL):  # no statement about the content
             raise
-        raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+        raise RankfallError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
     once(("structure",), path, partial(_check_structure, path, table))
     return table
 
@@ -413,7 +415,7 @@ def _check_structure(path: Path, table: pa.Table) -> None:
             try:
                 block.validate(full=True)
             except pa.ArrowInvalid as error:
-                raise ValueError(f"path: {path} is damaged in block {number}, column {name!r}: {error}") from None
+                raise RankfallError(f"path: {path} is damaged in block {number}, column {name!r}: {error}") from None
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -508,13 +510,13 @@ class LogWatcher:
     def _open(self, path: Path, manifest: Mapping[str, Any], *, sealed: bool) -> Day:
         day = open_day(path, path.name, verify=verifies(), sealed=sealed and path.name in manifest["days"])
         if missing := [key for key, kind in _REQUIRED.items() if type(day.manifest.get(key)) is not kind]:
-            raise ValueError(f"{path / MANIFEST} has no valid {', '.join(missing)}")
+            raise RankfallError(f"{path / MANIFEST} has no valid {', '.join(missing)}")
         if path.name in manifest["days"]:
             check_listed(self.path, day, manifest)
             if GROWING in manifest and day.manifest["sha256"] != manifest["days"][path.name]:
-                raise ValueError(f"{path} was replaced, but the vocabularies of the log are not complete")
+                raise RankfallError(f"{path} was replaced, but the vocabularies of the log are not complete")
         if not len(day):
-            raise ValueError(f"{path} has no impressions")
+            raise RankfallError(f"{path} has no impressions")
         return day
 
     def _check(self, day: Day, spec: Spec) -> None:
@@ -524,7 +526,7 @@ class LogWatcher:
             return
         before, reason = self._failed.get(day.name, (None, ""))
         if before == state:
-            raise ValueError(reason)
+            raise RankfallError(reason)
         try:
             _check_content(day, spec)
         except ValueError as error:
@@ -545,9 +547,9 @@ def _check_content(day: Day, spec: Spec) -> None:
     table = day.table()
     check_schema(table.schema, spec, str(day.file))
     if len(table) != len(day):
-        raise ValueError(f"{day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
+        raise RankfallError(f"{day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
     if not pc.any(pc.greater(pc.list_value_length(table["item"]), 0)).as_py():
-        raise ValueError(f"{day.file} has no items")
+        raise RankfallError(f"{day.file} has no items")
 
 
 def _state(path: Path) -> object:
@@ -589,7 +591,7 @@ class LogAppender:
             ValueError: If the log has the day already, or if the impressions have other columns than the log.
         """
         if day in self.log.days and day != self.reopened:
-            raise ValueError(f"day: {self.log.path} already has {day}")
+            raise RankfallError(f"day: {self.log.path} already has {day}")
         check_schema(impressions.schema, self.log.spec, f"impressions of {day}")
         if self._writer is None:
             self._writer = LogWriter(self.directory, self.log.spec, self.log.features, impressions.schema)
@@ -613,7 +615,7 @@ class LogAppender:
             versions: The versions of items that changed.
         """
         if self._writer is None:
-            raise ValueError("there are no impressions to write")
+            raise RankfallError("there are no impressions to write")
         days, path = self._writer.close(), self.log.path
         vocabularies = {} if encoding is None else write_vocabularies(self.directory, encoding.arrays)
         grown = {table: found for table, found in vocabularies.items() if found != checksum(self._vocabulary(table))}
@@ -686,7 +688,7 @@ def _publish(written: Path, path: Path, *, replace: bool) -> None:
         if ours == theirs:
             return
         if not replace:
-            raise ValueError(f"{path} exists with other content, and the manifest of {path.parent.parent} lacks it")
+            raise RankfallError(f"{path} exists with other content, and the manifest of {path.parent.parent} lacks it")
     for file in (*written.iterdir(), written):
         sync(file)
     if not (path.exists() and exchange(written, path)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.items import (
     BLOCK,
     DAY_SEAL,
@@ -63,9 +64,9 @@ class LogWriter:
         if self._open is None or self._open.day != day:
             self._close_day()
             if day in self._days:
-                raise ValueError(f"day: {day} is finished; the impressions of a day must be written together")
+                raise RankfallError(f"day: {day} is finished; the impressions of a day must be written together")
             if not DAY_NAME.fullmatch(day):
-                raise ValueError(f"day: found {day!r}, expected a name of letters, digits, '_' and '-'")
+                raise RankfallError(f"day: found {day!r}, expected a name of letters, digits, '_' and '-'")
             self._open = _DayWriter(self.directory / "days" / day, day, self.schema)
         self._open.write(impressions)
 
@@ -91,7 +92,7 @@ class LogWriter:
         """
         days = self.close()
         if not days:
-            raise ValueError("there are no impressions to write")
+            raise RankfallError("there are no impressions to write")
         manifest = {
             "format": FORMAT,
             "version": VERSION,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import hash_values, to_times
 from rankfall.encoding import combine
 
@@ -59,7 +60,7 @@ def group_rows(rows: pl.DataFrame, spec: Spec) -> RequestGroups:
     for column in (spec.request, spec.item):
         if rows[column].has_nulls():
             position = int(rows[column].is_null().arg_max() or 0)
-            raise ValueError(f"column {column!r}: found null in row {position} of a portion of the log")
+            raise RankfallError(f"column {column!r}: found null in row {position} of a portion of the log")
     keys = request_keys(rows, spec).with_row_index(_FIRST_ROW)
     table = in_order(with_days(keys.unique(spec.request, keep="first"), spec), spec)
     numbers = table.select(spec.request).with_row_index(_NUMBER)
@@ -99,7 +100,7 @@ def request_keys(rows: pl.DataFrame, spec: Spec) -> pl.DataFrame:
         times = to_times(rows[spec.time.column], spec.time.unit, spec.zone).dt.epoch("ms").alias(TIME)
         if times.has_nulls():
             request = rows[spec.request][int(times.is_null().arg_max() or 0)]
-            raise ValueError(f"column {spec.time.column!r}: found null, expected a time (request {request!r})")
+            raise RankfallError(f"column {spec.time.column!r}: found null, expected a time (request {request!r})")
         columns.append(times)
     if spec.day is not None and spec.day in rows.columns:
         columns.append(rows[spec.day].cast(pl.String).alias(DAY))
@@ -143,7 +144,7 @@ def check_shared_values(rows: pl.DataFrame, groups: RequestGroups, columns: Iter
 
 def more_than_one(request: object, column: str) -> ValueError:
     """Return the error for a request whose rows disagree on a column."""
-    return ValueError(f"request {request!r} has rows with more than one value of {column!r}")
+    return RankfallError(f"request {request!r} has rows with more than one value of {column!r}")
 
 
 # Different streams of one seed; ordering items by their sampling keys would put the items of crowded stages first.
@@ -153,7 +154,7 @@ _SAMPLE, _ORDER, _NEGATIVE = (np.uint64(use) for use in (1, 2, 3))
 def check_seed(seed: int) -> None:
     """Raise an error for a seed that the hash functions do not accept."""
     if not 0 <= seed < 2**63:
-        raise ValueError(f"seed: found {seed}, expected a whole number from 0 to 2^63 - 1")
+        raise RankfallError(f"seed: found {seed}, expected a whole number from 0 to 2^63 - 1")
 
 
 def sample_keys(seed: int, requests: Hashes, items: Hashes) -> Hashes:
@@ -287,7 +288,7 @@ def stage_depths(rows: pl.DataFrame, spec: Spec) -> Integers:
         assert flag is not None  # validated by the spec
         depth[above_zero(rows[flag]).to_numpy()] = index
     if (bad := np.flatnonzero(depth < 0)).size:
-        raise ValueError(
+        raise RankfallError(
             f"none of the columns {', '.join(map(str, flags))} is above 0, expected the stage that the item reached "
             f"({row_name(rows, spec, int(bad[0]))})"
         )
@@ -307,11 +308,11 @@ def _depths_from_column(rows: pl.DataFrame, spec: Spec) -> Integers:
     elif raw.dtype.is_integer():
         depth = raw.cast(pl.Int64).fill_null(-1).to_numpy()
     else:
-        raise ValueError(f"column {spec.stage!r}: found {raw.dtype}, expected names or indices of stages")
+        raise RankfallError(f"column {spec.stage!r}: found {raw.dtype}, expected names or indices of stages")
     if (bad := np.flatnonzero((depth < 0) | (depth >= len(names)))).size:
         position = int(bad[0])
         allowed = ", ".join(names) if raw.dtype == pl.String else f"0 to {len(names) - 1} ({', '.join(names)})"
-        raise ValueError(
+        raise RankfallError(
             f"column {spec.stage!r}: found the unknown stage {raw[position]!r}, expected one of {allowed} "
             f"({row_name(rows, spec, position)})"
         )
@@ -366,7 +367,7 @@ def refuse(problems: Iterable[BadRows], rows: pl.DataFrame, spec: Spec) -> None:
             position = int(problem.mask.arg_max() or 0)
             found, expected = problem.values[position], problem.problem.partition(", ")[2]
             where = row_name(rows, spec, position)
-            raise ValueError(f"column {problem.column!r}: found {found}, {expected} ({where})")
+            raise RankfallError(f"column {problem.column!r}: found {found}, {expected} ({where})")
 
 
 @dataclass(slots=True)

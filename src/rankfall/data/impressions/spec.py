@@ -45,7 +45,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from rankfall._config import KIND, MAX_COUNT, ConfigError, Section, explain, read_yaml, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.encoding import FIRST_KNOWN as FIRST_KNOWN
 from rankfall.encoding import MISSING as MISSING
 from rankfall.encoding import UNSEEN as UNSEEN
@@ -68,7 +68,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 def _plain(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"found {name!r}, expected a name of letters, digits, '_' and '-'")
+        raise RankfallError(f"found {name!r}, expected a name of letters, digits, '_' and '-'")
     return name
 
 
@@ -79,7 +79,7 @@ def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"found {name!r}, expected the name of a time zone such as UTC or Asia/Shanghai") from None
+        raise RankfallError(f"found {name!r}, expected the name of a time zone such as UTC or Asia/Shanghai") from None
     return name
 
 
@@ -118,15 +118,15 @@ class Categorical(Section):
         given = [name for name in ("num_buckets", "hash_bucket_size", "vocabulary") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none of them"
-            raise ValueError(f"found {found}, expected one of num_buckets, hash_bucket_size, vocabulary")
+            raise RankfallError(f"found {found}, expected one of num_buckets, hash_bucket_size, vocabulary")
         return self
 
 
 def _edges(buckets: int | list[float] | None) -> int | list[float] | None:
     if isinstance(buckets, int) and not 2 <= buckets <= MAX_BUCKETS:
-        raise ValueError(f"found {shown(buckets)}, expected 2 to {MAX_BUCKETS} buckets")
+        raise RankfallError(f"found {shown(buckets)}, expected 2 to {MAX_BUCKETS} buckets")
     if isinstance(buckets, list) and (not buckets or any(a >= b for a, b in pairwise(buckets))):
-        raise ValueError(f"found {shown(buckets)}, expected numbers in increasing order")
+        raise RankfallError(f"found {shown(buckets)}, expected numbers in increasing order")
     return buckets
 
 
@@ -135,9 +135,9 @@ def _missing(value: object) -> object:
         return value
     if not isinstance(value, int | float) or isinstance(value, bool):
         hint = did_you_mean(value, ["indicator"])
-        raise ValueError(f"found {shown(value)}{hint}, expected a finite number, or indicator")
+        raise RankfallError(f"found {shown(value)}{hint}, expected a finite number, or indicator")
     if not math.isfinite(value):
-        raise ValueError(f"found {value}, expected a finite number, or indicator")
+        raise RankfallError(f"found {value}, expected a finite number, or indicator")
     return float(value)
 
 
@@ -180,7 +180,7 @@ class Dense(Section):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.bucketize is not None and (self.standardise or self.size > 1):
-            raise ValueError(
+            raise RankfallError(
                 "bucketize: found with standardise or size > 1, expected single numbers that are not standardised"
             )
         return self
@@ -200,7 +200,7 @@ class Time(Section):
     @model_validator(mode="after")
     def _has_a_column_for_its_unit(self) -> Self:
         if self.unit is not None and self.column is None:
-            raise ValueError("unit: found without a column; the time of the request has its own unit")
+            raise RankfallError("unit: found without a column; the time of the request has its own unit")
         return self
 
 
@@ -240,7 +240,7 @@ class FeatureGroups(Section):
             ids, table = _ids(feature), table_of(group, name, feature)
             place, other = seen.setdefault(table, (f"{group}.{name}", ids))
             if ids != other:
-                raise ValueError(
+                raise RankfallError(
                     f"{group}.{name} and {place} share the embedding {table!r}, but define its ids differently"
                 )
         return self
@@ -296,7 +296,7 @@ class Relevant(Section):
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
         if (self.stage is None) == (self.column is None):
-            raise ValueError(f"found {'both' if self.stage else 'neither'}, expected either a stage or a column")
+            raise RankfallError(f"found {'both' if self.stage else 'neither'}, expected either a stage or a column")
         return self
 
 
@@ -311,7 +311,7 @@ class EventRange(Section):
     @model_validator(mode="after")
     def _is_range(self) -> Self:
         if self.least >= self.most:
-            raise ValueError(f"least: found {self.least:g}, expected less than most, {self.most:g}")
+            raise RankfallError(f"least: found {self.least:g}, expected less than most, {self.most:g}")
         return self
 
 
@@ -331,9 +331,9 @@ class SequenceConfig(Section):
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
         if (self.feedback is None) == (self.columns is None):
-            raise ValueError(f"found {'both' if self.feedback else 'neither'}, expected either feedback or columns")
+            raise RankfallError(f"found {'both' if self.feedback else 'neither'}, expected either feedback or columns")
         if self.columns is not None and set(self.columns) != set(self.features):
-            raise ValueError(f"columns: found {', '.join(self.columns)}, expected one for each of {self.features}")
+            raise RankfallError(f"columns: found {', '.join(self.columns)}, expected one for each of {self.features}")
         return self
 
 
@@ -349,7 +349,7 @@ def _source(value: object) -> object:
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, dict) and not isinstance(value.get("name"), str):
-        raise ValueError(f"name: found {shown(value.get('name'))}, expected a name or 'module:function'")
+        raise RankfallError(f"name: found {shown(value.get('name'))}, expected a name or 'module:function'")
     return value
 
 
@@ -407,20 +407,20 @@ class Spec(Section):
         for kind in self.events:
             _one_of("events", kind, [*self.feedback, *filter(None, [self.relevant.column, self.truth])])
         if self.time is None and self.day is None:
-            raise ValueError("time: missing; without it the column `day` must name the days of the log")
+            raise RankfallError("time: missing; without it the column `day` must name the days of the log")
         flags = [stage.flag for stage in self.stages if stage.flag is not None]
         if self.stage is not None and "stages" not in self.model_fields_set:
-            raise ValueError(f"stages: missing; expected the stages that the column {self.stage!r} names")
+            raise RankfallError(f"stages: missing; expected the stages that the column {self.stage!r} names")
         if self.stage is None and len(flags) < len(names) and len(names) > 1:
-            raise ValueError("stage: missing; without this column every stage needs a flag")
+            raise RankfallError("stage: missing; without this column every stage needs a flag")
         if self.stage is not None and flags:
-            raise ValueError("stage: found this column and flags of stages, expected one of them")
+            raise RankfallError("stage: found this column and flags of stages, expected one of them")
         if self.relevant.stage is not None:
             _one_of("relevant", self.relevant.stage, names)
         for name, sequence in self.sequences.items():
             self._check_sequence(f"sequences.{name}", sequence)
         if self.time is None and any(isinstance(f, Time) and f.column is None for _, _, f in self.features):
-            raise ValueError(
+            raise RankfallError(
                 "features: a time feature without a column uses the time of the request, but `time` is missing"
             )
         return self
@@ -430,11 +430,11 @@ class Spec(Section):
         for feature in sequence.features:
             _one_of(f"{where}.features", feature, list(self.features.item))
             if is_dense(self.features.item[feature]):
-                raise ValueError(f"{where}.features: found {feature}, which is a number; sequences have ids only")
+                raise RankfallError(f"{where}.features: found {feature}, which is a number; sequences have ids only")
         if sequence.feedback is not None:
             _one_of(f"{where}.feedback", sequence.feedback, self.feedback)
             if self.user is None or self.time is None:
-                raise ValueError(f"{where}: sequences of feedback need both `user` and `time`")
+                raise RankfallError(f"{where}: sequences of feedback need both `user` and `time`")
 
     def event_range(self, kind: str) -> EventRange:
         """Return the range of the values of events of a kind."""
@@ -489,12 +489,12 @@ def validate_spec(content: Mapping[str, Any], *, where: str = "spec") -> Spec:
 def _all_different(where: str, names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{where}: {name!r} occurs twice")
+            raise RankfallError(f"{where}: {name!r} occurs twice")
 
 
 def _one_of(where: str, found: str, allowed: list[str]) -> None:
     if found not in allowed:
-        raise ValueError(f"{where}: found {found!r}{did_you_mean(found, allowed)}; allowed are {', '.join(allowed)}")
+        raise RankfallError(f"{where}: found {found!r}{did_you_mean(found, allowed)}; allowed are {', '.join(allowed)}")
 
 
 # --- what a model sees ------------------------------------------------------------------------------------------

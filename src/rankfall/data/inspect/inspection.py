@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.items import check_no_nulls, check_schema
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def read_blocks(day: Day, spec: Spec) -> Iterator[tuple[ImpressionBlock, int]]:
     table = day.table()
     check_schema(table.schema, spec, f"path: {day.file}")
     if len(table) != len(day):
-        raise ValueError(f"path: {day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
+        raise RankfallError(f"path: {day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
     groups = _lists_of_one_length(table.schema)
     for batch in table.to_batches():
         _check_content(batch, str(day.file))
@@ -259,7 +260,7 @@ def _check_content(batch: pa.RecordBatch, path: str) -> None:
     try:
         batch.validate(full=True)  # invalid offsets must not be dereferenced
     except pa.ArrowInvalid as error:
-        raise ValueError(f"path: {path} is damaged ({error})") from None
+        raise RankfallError(f"path: {path} is damaged ({error})") from None
     check_no_nulls(batch, f"path: {path}")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import Moments
 from rankfall.data.lists.ranking_data import RankingSplit
 
@@ -40,8 +41,8 @@ def to_array(values: Any, *, where: str) -> NDArray[Any]:
         if array.dtype.kind == "O":  # columns of whole numbers with missing values
             return array.astype(np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: found values that are no numbers, expected numbers") from None
-    raise ValueError(f"{where}: found {array.dtype}, expected numbers")
+        raise RankfallError(f"{where}: found values that are no numbers, expected numbers") from None
+    raise RankfallError(f"{where}: found {array.dtype}, expected numbers")
 
 
 def check_finite(values: NDArray[Any], where: str, names: Sequence[str]) -> None:
@@ -49,7 +50,7 @@ def check_finite(values: NDArray[Any], where: str, names: Sequence[str]) -> None
     bad = ~np.isfinite(values)
     if bad.any():
         row, column = np.argwhere(bad)[0]
-        raise ValueError(
+        raise RankfallError(
             f"{where}: found {values[row, column]} in row {row}, column {names[column]!r} ({int(bad.sum()):,} in all), "
             "expected finite numbers"
         )
@@ -60,7 +61,7 @@ def to_float32(values: NDArray[Any], where: str) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         found: NDArray[np.float32] = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(found).all():
-        raise ValueError(f"{where}: found {np.abs(values).max():g}, expected numbers that float32 can represent")
+        raise RankfallError(f"{where}: found {np.abs(values).max():g}, expected numbers that float32 can represent")
     return found
 
 
@@ -79,11 +80,11 @@ def to_column(values: Any, rows: int, *, where: str) -> NDArray[np.float32]:
     if array.shape == (rows, 1):
         array = array[:, 0]
     if array.shape != (rows,):
-        raise ValueError(f"{where}: found shape {array.shape}, expected one value per row of X ({rows:,})")
+        raise RankfallError(f"{where}: found shape {array.shape}, expected one value per row of X ({rows:,})")
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         row = int(bad.argmax())
-        raise ValueError(
+        raise RankfallError(
             f"{where}: found {array[row]:g} in row {row} ({int(bad.sum()):,} in all), expected finite numbers from 0 on"
         )
     return to_float32(array, where)
@@ -106,7 +107,7 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
     """
     if (group is None) == (qid is None):
         found = f"neither {where}group nor {where}qid" if group is None else f"both {where}group and {where}qid"
-        raise ValueError(
+        raise RankfallError(
             f"{where}group: found {found}, expected one of them: {where}group has the sizes of consecutive lists, "
             f"{where}qid (or a column {QID!r} of the data frame) the query of each row"
         )
@@ -115,12 +116,12 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
         return np.concatenate([[0], np.cumsum(sizes)]), [str(number) for number in range(len(sizes))]
     names = np.asarray(qid.to_numpy() if hasattr(qid, "to_numpy") else qid)
     if names.shape != (rows,):
-        raise ValueError(f"{where}qid: found shape {names.shape}, expected one value per row of X ({rows:,})")
+        raise RankfallError(f"{where}qid: found shape {names.shape}, expected one value per row of X ({rows:,})")
     starts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]])) if rows else np.empty(0, np.int64)
     kept = [str(name) for name in names[starts].tolist()]
     if len(set(kept)) < len(kept):
         twice = next(name for number, name in enumerate(kept) if name in kept[:number])
-        raise ValueError(
+        raise RankfallError(
             f"{where}qid: found rows of {twice} in different places, expected the rows of a query next to each other; "
             "sort all arguments by qid"
         )
@@ -130,12 +131,14 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
 def _sizes(group: Any, rows: int, where: str) -> NDArray[np.int64]:
     sizes = to_array(group, where=where)
     if sizes.ndim != 1 or not len(sizes):
-        raise ValueError(f"{where}: found shape {sizes.shape}, expected the size of each list")
+        raise RankfallError(f"{where}: found shape {sizes.shape}, expected the size of each list")
     bad = (sizes < 1) | (sizes != np.floor(sizes))
     if bad.any():
-        raise ValueError(f"{where}: found {sizes[bad.argmax()]:g}, expected whole numbers of at least 1")
+        raise RankfallError(f"{where}: found {sizes[bad.argmax()]:g}, expected whole numbers of at least 1")
     if (total := int(sizes.sum())) != rows:
-        raise ValueError(f"{where}: found sizes that add up to {total:,}, expected {rows:,}, the number of rows of X")
+        raise RankfallError(
+            f"{where}: found sizes that add up to {total:,}, expected {rows:,}, the number of rows of X"
+        )
     return sizes.astype(np.int64)
 
 
@@ -176,17 +179,17 @@ def eval_pairs(eval_set: Any, features: Any, labels: Any) -> list[Any]:
             for name, value in (("eval_set", eval_set), ("eval_X", features), ("eval_y", labels))
             if value is not None
         ]
-        raise ValueError(f"eval_set: found {' and '.join(given)}, expected eval_set, or eval_X and eval_y")
+        raise RankfallError(f"eval_set: found {' and '.join(given)}, expected eval_set, or eval_X and eval_y")
     if eval_set is not None:
         return [eval_set] if isinstance(eval_set, tuple) else list(eval_set)
     if features is None:
         return []
     if isinstance(features, tuple) != isinstance(labels, tuple):
-        raise ValueError("eval_X: found a tuple for only one of eval_X and eval_y, expected it for both or none")
+        raise RankfallError("eval_X: found a tuple for only one of eval_X and eval_y, expected it for both or none")
     if not isinstance(features, tuple):
         return [(features, labels)]
     if len(features) != len(labels):
-        raise ValueError(f"eval_y: found {len(labels)} sets, expected {len(features)} as in eval_X")
+        raise RankfallError(f"eval_y: found {len(labels)} sets, expected {len(features)} as in eval_X")
     return list(zip(features, labels, strict=True))
 
 
@@ -203,7 +206,7 @@ def per_set(values: Any, count: int, where: str) -> list[Any]:
     if count == 1 and len(values) and np.ndim(values[0]) == 0:
         return [values]
     if len(values) != count:
-        raise ValueError(f"{where}: found {len(values)}, expected one for each of the {count} sets of eval_set")
+        raise RankfallError(f"{where}: found {len(values)}, expected one for each of the {count} sets of eval_set")
     return list(values)
 
 
@@ -259,7 +262,7 @@ class Column:
         if has_text != (self.categories is not None):
             kinds = ("text", "numbers") if has_text else ("numbers", "text")
             if not missing.all():
-                raise ValueError(f"{where}, column {self.name!r}: found {kinds[0]}, expected {kinds[1]} as in fit")
+                raise RankfallError(f"{where}, column {self.name!r}: found {kinds[0]}, expected {kinds[1]} as in fit")
             values = np.full(len(values), None if self.categories is not None else np.nan)
         if self.categories is not None:
             places = {text: place for place, text in enumerate(self.categories)}
@@ -296,7 +299,7 @@ class TableEncoding:
         """
         names, values = _read(table, where)
         if not len(values[0]):
-            raise ValueError(f"{where}: found no rows, expected at least one list")
+            raise RankfallError(f"{where}: found no rows, expected at least one list")
         found = cls([Column.fit(*one, where) for one in zip(names, values, strict=True)], hasattr(table, "columns"))
         return found, found._features(values, where)
 
@@ -330,12 +333,12 @@ class TableEncoding:
         names, values = _read(table, where)
         if hasattr(table, "columns") and self.named and names != self.names:
             other = [name for name in [*names, *self.names] if (name in names) != (name in self.names)]
-            raise ValueError(
+            raise RankfallError(
                 f"{where}: found the columns {', '.join(names)}, expected those of fit in their order"
                 + (f"; only one of both has {', '.join(other)}" if other else "")
             )
         if len(values) != len(self.columns):
-            raise ValueError(f"{where}: found {len(values)} features, expected {len(self.columns)} as in fit")
+            raise RankfallError(f"{where}: found {len(values)} features, expected {len(self.columns)} as in fit")
         return self._features(values, where)
 
     def _features(self, values: Sequence[NDArray[Any]] | NDArray[Any], where: str) -> NDArray[np.float32]:
@@ -354,15 +357,17 @@ def _read(table: Any, where: str) -> tuple[list[str], Sequence[NDArray[Any]] | N
     if hasattr(table, "columns"):
         labels = {str(label): label for label in table.columns if str(label) != QID}
         if not labels:
-            raise ValueError(f"{where}: found no feature column, expected at least one")
+            raise RankfallError(f"{where}: found no feature column, expected at least one")
         if len(labels) < len([label for label in table.columns if str(label) != QID]):
-            raise ValueError(f"{where}: found a column twice in {', '.join(map(str, table.columns))}, expected it once")
+            raise RankfallError(
+                f"{where}: found a column twice in {', '.join(map(str, table.columns))}, expected it once"
+            )
         return list(labels), [_values(table[label], f"{where}, column {name!r}") for name, label in labels.items()]
     if hasattr(table, "toarray"):
-        raise ValueError(f"{where}: found a sparse matrix, expected a dense one; {where}.toarray() makes it dense")
+        raise RankfallError(f"{where}: found a sparse matrix, expected a dense one; {where}.toarray() makes it dense")
     values = to_array(table, where=where)
     if values.ndim != 2 or not values.shape[1]:
-        raise ValueError(f"{where}: found shape {values.shape}, expected (rows, features)")
+        raise RankfallError(f"{where}: found shape {values.shape}, expected (rows, features)")
     return [str(number) for number in range(values.shape[1])], values.T
 
 
@@ -373,7 +378,7 @@ def _values(column: Any, where: str) -> NDArray[Any]:
         column = column.astype(object)  # numbers as categories stay what they are beside missing ones
     array = np.asarray(column.to_numpy())
     if array.ndim != 1 or array.dtype.kind not in "biufOUT":
-        raise ValueError(f"{where}: found {column.dtype}, expected numbers, text or categories")
+        raise RankfallError(f"{where}: found {column.dtype}, expected numbers, text or categories")
     if array.dtype.kind in "biuf":
         return array
     values = [None if _is_missing(value) else value for value in array.tolist()]
@@ -383,11 +388,11 @@ def _values(column: Any, where: str) -> NDArray[Any]:
     if kind.partition("[")[0].partition("(")[0] in _TEXT_TYPES or (texts and all(texts)):
         return np.array([None if value is None else str(value) for value in values], dtype=object)
     if any(texts):
-        raise ValueError(f"{where}: found text and numbers, expected one of them")
+        raise RankfallError(f"{where}: found text and numbers, expected one of them")
     try:
         return np.array([np.nan if value is None else float(value) for value in values])
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: found values that are neither numbers nor text, expected one of them") from None
+        raise RankfallError(f"{where}: found values that are neither numbers nor text, expected one of them") from None
 
 
 def _is_missing(value: Any) -> bool:

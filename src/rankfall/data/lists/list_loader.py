@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import rank_share, spans
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Lists:
             rows = rows[_draw(lengths, kept, rng)]
             lengths = kept
         elif max_list is not None:
-            raise ValueError("rng: found None, but max_list samples long lists and needs a generator")
+            raise RankfallError("rng: found None, but max_list samples long lists and needs a generator")
         width = int(lengths.max())
         slots = torch.from_numpy(spans(np.arange(len(lists)) * width, lengths))
         mask = torch.arange(width) < torch.from_numpy(lengths)[:, None]
@@ -231,7 +232,7 @@ class ListLoader:
         for name, value in self._settings().items():
             found = state["settings"].get(name)
             if found != value:
-                raise ValueError(f"state: was saved with {name} = {found!r}, this loader has {value!r}")
+                raise RankfallError(f"state: was saved with {name} = {found!r}, this loader has {value!r}")
         self._epoch = state["epoch"]
         self._begin = self._received = (state["batch"], state["random"]) if state["batch"] else None
 

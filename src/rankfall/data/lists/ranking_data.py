@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall._errors import checked
+from rankfall._errors import RankfallError, checked
 from rankfall.data.arrays import Moments
 from rankfall.storage.files import open_regular
 from rankfall.storage.manifests import (
@@ -127,7 +127,7 @@ class RankingData:
         """Return a split by name; ``name:2/5`` is the second of five parts of its lists, in their order."""
         whole, colon, part = name.partition(":")
         if whole not in self.manifest["splits"]:
-            raise ValueError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self)}")
+            raise RankfallError(f"split: {self.path} has no split {whole!r}; it has {', '.join(self)}")
         if whole not in self.opened:
             self.opened[whole] = self._open(whole)
         return _part(self.opened[whole], part) if colon else self.opened[whole]
@@ -152,7 +152,7 @@ class RankingData:
         """Fit a standardisation on the splits `train` only, from their stored moments."""
         moments = [self[name].moments for name in train]
         if not moments:
-            raise ValueError("train: found no split, expected at least one to fit a standardisation")
+            raise RankfallError("train: found no split, expected at least one to fit a standardisation")
         return sum(moments[1:], start=moments[0]).scaling()
 
     def _open(self, name: str) -> RankingSplit:
@@ -170,14 +170,14 @@ class RankingData:
         )
         offsets = split.offsets
         if offsets[0] != 0 or offsets[-1] != rows or (np.diff(offsets) < 1).any():
-            raise ValueError(f"path: {self.path / name / 'offsets.npy'} is damaged: a list has no rows, or others'")
+            raise RankfallError(f"path: {self.path / name / 'offsets.npy'} is damaged: a list has no rows, or others'")
         return split
 
     def _verified(self, file: str) -> Path:
         """Return the path of a file after comparing it with its checksum."""
         if self.verifies:
             if file not in self.manifest["files"]:
-                raise ValueError(f"path: {self.path / MANIFEST} is damaged, it has no checksum of {file}")
+                raise RankfallError(f"path: {self.path / MANIFEST} is damaged, it has no checksum of {file}")
             check_file(self.path / file, self.manifest["files"][file], remedy=REMEDY)
         return self.path / file
 
@@ -188,9 +188,9 @@ class RankingData:
             with warnings.catch_warnings(action="error"):  # about headers that are not as NumPy writes them
                 array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError, OSError, OverflowError, SyntaxError, TokenError, TypeError, Warning) as error:
-            raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+            raise RankfallError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
         if array.dtype != dtype:
-            raise ValueError(f"path: {path} has the type {array.dtype}, expected {np.dtype(dtype)}; {REMEDY}")
+            raise RankfallError(f"path: {path} has the type {array.dtype}, expected {np.dtype(dtype)}; {REMEDY}")
         _check_shape(path, array.shape, shape)
         return array
 
@@ -202,7 +202,7 @@ class RankingData:
             once(("structure",), path, partial(table.validate, full=True))
             strings = table.column(0).cast(pa.large_string())
         except (pa.ArrowException, OSError, IndexError) as error:
-            raise ValueError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
+            raise RankfallError(f"path: {path} is missing, damaged or truncated ({error}); {REMEDY}") from None
         _check_shape(path, (len(strings),), (length,))
         return strings
 
@@ -216,7 +216,7 @@ def _part(split: RankingSplit, part: str) -> RankingSplit:
     """Return one part of a split; all parts have the same number of lists, or one more."""
     number, _, count = part.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count) <= len(split)):
-        raise ValueError(
+        raise RankfallError(
             f"split: found {split.name}:{part}, expected a part of the {len(split)} lists of {split.name!r}, "
             f"{split.name}:1/n to {split.name}:n/n"
         )
@@ -235,4 +235,4 @@ def _part(split: RankingSplit, part: str) -> RankingSplit:
 
 def _check_shape(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if found != expected:
-        raise ValueError(f"path: {path} has shape {found}, its manifest states {expected}")
+        raise RankfallError(f"path: {path} has shape {found}, its manifest states {expected}")

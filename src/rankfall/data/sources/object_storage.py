@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 
 import pyarrow as pa
 
-from rankfall._errors import did_you_mean, shortened
+from rankfall._errors import RankfallError, did_you_mean, shortened
 from rankfall.storage.disk import make_directory, open_new
 
 if TYPE_CHECKING:
@@ -105,22 +105,22 @@ def parse_url(url: str, more_options: Sequence[str] = ()) -> Location:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
         allowed = ", ".join(f"{one}://" for one in SCHEMES)
-        raise ValueError(f"found a URL that begins with {scheme}://, expected one of {allowed}")
+        raise RankfallError(f"found a URL that begins with {scheme}://, expected one of {allowed}")
     rest, _, query = rest.partition("?")
     place, slash, key = rest.partition("/")
     user, _, bucket = place.rpartition("@")
     if user not in ("", "anonymous"):  # never shown: it may be a password
-        raise ValueError(
+        raise RankfallError(
             f"{scheme}://{bucket}: found credentials in the URL, expected none; they come from the environment "
             f"({_CREDENTIALS.get(scheme, 'files need none')})"
         )
     options = _options(f"{scheme}://{bucket}{slash}{key}", query, [*_OPTIONS.get(scheme, ()), *more_options])
     if scheme == "file":
         if bucket not in ("", "localhost") or not key:
-            raise ValueError(f"{scheme}://{rest}: found the host {bucket!r}, expected file:///PATH")
+            raise RankfallError(f"{scheme}://{rest}: found the host {bucket!r}, expected file:///PATH")
         return Location(scheme, url2pathname(f"/{key}"), options)
     if not bucket:
-        raise ValueError(f"{url}: found no bucket, expected {scheme}://BUCKET/PREFIX")
+        raise RankfallError(f"{url}: found no bucket, expected {scheme}://BUCKET/PREFIX")
     return Location(scheme, f"{bucket}/{key}".rstrip("/"), options, anonymous=bool(user))
 
 
@@ -128,11 +128,11 @@ def _options(url: str, query: str, allowed: Sequence[str]) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name, value in options.items():
         if name not in allowed:
-            raise ValueError(
+            raise RankfallError(
                 f"{url}: found the option {name!r}{did_you_mean(name, allowed)}; allowed are {', '.join(allowed)}"
             )
         if not value:
-            raise ValueError(f"{url}: found no value of the option {name!r}")
+            raise RankfallError(f"{url}: found no value of the option {name!r}")
     return options
 
 
@@ -155,7 +155,7 @@ def list_objects(location: Location) -> list[StoredObject]:
             bucket = location.path.partition("/")[0]
             has_bucket = system.get_file_info(bucket).type == fs.FileType.Directory
             what = "object or prefix" if has_bucket else "bucket"
-            raise ValueError(f"{location}: there is no such {what}")
+            raise RankfallError(f"{location}: there is no such {what}")
     files = sorted((one for one in found if one.type == fs.FileType.File), key=lambda one: one.path)
     return [StoredObject(system, Location(location.scheme, one.path, location.options), one.size) for one in files]
 
@@ -214,7 +214,7 @@ def _check_space(objects: Mapping[Path, StoredObject]) -> None:
         make_directory(directory)
         free = shutil.disk_usage(directory).free
         if needed > free:
-            raise ValueError(
+            raise RankfallError(
                 f"{directory}: found {free:,} bytes of free space, expected at least {needed:,} for copies of "
                 f"{len(objects):,} objects"
             )
@@ -245,7 +245,7 @@ def _blocks(one: StoredObject) -> Iterator[bytes]:
 
 
 def _changed(one: StoredObject) -> ValueError:
-    return ValueError(f"{one}: {_CHANGED}")
+    return RankfallError(f"{one}: {_CHANGED}")
 
 
 @contextmanager
@@ -254,9 +254,9 @@ def _explained(location: Location) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ValueError(f"{location}: the object does not exist any more") from None
+        raise RankfallError(f"{location}: the object does not exist any more") from None
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{location}: {_explanation(str(error), location.scheme)}") from None
+        raise RankfallError(f"{location}: {_explanation(str(error), location.scheme)}") from None
 
 
 def _explanation(text: str, scheme: str) -> str:

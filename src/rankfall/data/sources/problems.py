@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rankfall._config import Result
+from rankfall._errors import RankfallError
 from rankfall._tables import Tables
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class Findings:
         return sorted(found, key=lambda problem: problem.level)
 
 
-class TooManyBadError(ValueError):
+class TooManyBadError(RankfallError):
     """More bad rows than `skip_bad` allows, or problems that no dropped row solves; `check` has all of them."""
 
     def __init__(self, message: str, check: DataCheck) -> None:
@@ -221,7 +222,7 @@ def pointing_to_check(what: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{error}{_HINT}{what} at once") from None
+        raise RankfallError(f"{error}{_HINT}{what} at once") from None
 
 
 def without_hint(error: ValueError) -> str:

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from rankfall._config import shown
 from rankfall._engine import LOCAL
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.assemble import EventHistory
 from rankfall.data.impressions.encoding import hash_values, to_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
@@ -252,7 +252,9 @@ def append_recflow(
     log = ImpressionLog.load(path)
     about = log.manifest["about"]
     if about.get("command") != "prepare recflow":
-        raise ValueError(f"append: {path} was not written by 'rankfall prepare recflow'; prepare the new days with it")
+        raise RankfallError(
+            f"append: {path} was not written by 'rankfall prepare recflow'; prepare the new days with it"
+        )
     files = _new_files(_day_files(source), days, log)
     with scratch_directory("rankfall-recflow") as directory:
         earlier = {} if about["sequences"] != "log" else _earlier_files(source, log)
@@ -391,7 +393,7 @@ def _day_files(source: Path) -> dict[str, Path]:
     files = {path.stem: path for path in sorted((source / ROWS).glob("*.feather"))}
     if not files:
         only = " (request_id_dict is not enough: it has no users and no times)" if _has_request_dict(source) else ""
-        raise ValueError(f"{source / ROWS}: found no file DATE.feather{only}")
+        raise RankfallError(f"{source / ROWS}: found no file DATE.feather{only}")
     return files
 
 
@@ -407,10 +409,10 @@ def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
     for name in filter(None, (first, last)):
         if name not in files:
             available = f"the days are {next(iter(files))} to {list(files)[-1]}"
-            raise ValueError(f"days: found {name!r}{did_you_mean(name, files)}; {available}")
+            raise RankfallError(f"days: found {name!r}{did_you_mean(name, files)}; {available}")
     chosen = {day: path for day, path in files.items() if (first or day) <= day <= (last or day)}
     if not chosen:
-        raise ValueError(f"days: {days!r} ends before it begins")
+        raise RankfallError(f"days: {days!r} ends before it begins")
     return chosen
 
 
@@ -421,7 +423,7 @@ def _new_files(files: dict[str, Path], days: str | None, log: ImpressionLog) -> 
     newest = list(log.days)[-1]
     new = {day: path for day, path in files.items() if day > newest}
     if not new:
-        raise ValueError(f"append: found no day after {newest}, the newest day of {log.path}; nothing was changed")
+        raise RankfallError(f"append: found no day after {newest}, the newest day of {log.path}; nothing was changed")
     return new
 
 
@@ -430,7 +432,7 @@ def _earlier_files(source: Path, log: ImpressionLog) -> dict[str, Path]:
     files = _day_files(source)
     for day in log.days:
         if day not in files:
-            raise ValueError(
+            raise RankfallError(
                 f"{source / ROWS}: found no {day}.feather, a day of {log.path}; sequences of views need the files of "
                 "its days"
             )
@@ -445,7 +447,7 @@ def _tables(pickles: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
 def _pickle_of(source: Path, day: str) -> Path:
     path = source / PICKLES / f"{day}.pkl"
     if not path.is_file():
-        raise ValueError(f"{path} does not exist (--sequences log makes sequences from the log itself)")
+        raise RankfallError(f"{path} does not exist (--sequences log makes sequences from the log itself)")
     return path
 
 
@@ -457,7 +459,7 @@ def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[
         for key, count in read_dict(path).items():
             if not isinstance(key, str) or type(count) is not int or not 1 <= count < _TOO_LARGE:
                 found = f"{_quoted(key)} with {_quoted(count)}"
-                raise ValueError(f"{path}: found {found}, expected names of features with numbers of ids")
+                raise RankfallError(f"{path}: found {found}, expected names of features with numbers of ids")
             published[key.strip()] = count  # one release has a space before a name
     missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
     if missing:
@@ -490,7 +492,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
     found = RowFile(path).columns()
     for name in columns:
         if name not in found:
-            raise ValueError(f"{path}: found no column {name!r}{did_you_mean(name, found)}")
+            raise RankfallError(f"{path}: found no column {name!r}{did_you_mean(name, found)}")
 
 
 def _check_marks(path: Path) -> None:
@@ -498,7 +500,7 @@ def _check_marks(path: Path) -> None:
     found = RowFile(path).columns()
     for name in (*FLAGS, _VIEW):
         if name in found and not (found[name].is_numeric() or found[name] in (pl.Boolean(), pl.Null())):
-            raise ValueError(f"{path}: column {name!r}: found {found[name]}, expected numbers")
+            raise RankfallError(f"{path}: column {name!r}: found {found[name]}, expected numbers")
 
 
 def _whole(path: Path, values: pl.Series) -> pl.Series:
@@ -509,8 +511,8 @@ def _whole(path: Path, values: pl.Series) -> pl.Series:
         if values.dtype.is_numeric() or values.dtype in (pl.Boolean(), pl.Null()):
             return to_type(values, pl.Int64(), ZONE)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    raise ValueError(f"{path}: column {values.name!r}: found {values.dtype}, expected whole numbers")
+        raise RankfallError(f"{path}: {error}") from None
+    raise RankfallError(f"{path}: column {values.name!r}: found {values.dtype}, expected whole numbers")
 
 
 def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
@@ -595,7 +597,7 @@ def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
     if len(again):
         first, second = (list(sources.values())[number] for number in again["source"][:2])
         where = "twice" if first == second else f"here and in {first}"
-        raise ValueError(f"{second}: the request {again[_REQUEST][0]} occurs {where}")
+        raise RankfallError(f"{second}: the request {again[_REQUEST][0]} occurs {where}")
 
 
 def _spool_pickles(directory: Path, files: Mapping[str, Path], report: Report, engine: Engine) -> None:
@@ -612,9 +614,9 @@ def _spool_pickle(directory: Path, part: tuple[str, Path], report: Report) -> No
 def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFrame:
     for request, events in pairs:
         if type(request) is not int or not -_TOO_LARGE <= request < _TOO_LARGE:
-            raise ValueError(f"{path}: found the request {_quoted(request)}, expected whole numbers below 2^63")
+            raise RankfallError(f"{path}: found the request {_quoted(request)}, expected whole numbers below 2^63")
         if not _is_events(events):
-            raise ValueError(
+            raise RankfallError(
                 f"{path}: found {_shape(events)} for the request {request}, expected arrays of whole numbers with "
                 f"{EVENT_WIDTH} columns"
             )

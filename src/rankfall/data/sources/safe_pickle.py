@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
+from rankfall._errors import RankfallError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -111,7 +113,7 @@ class _PickleFile:
             self.refuse("found data after the end of the pickle")
 
     def refuse(self, why: str) -> NoReturn:
-        raise ValueError(f"{self._path}: {why} (byte {self._file.tell():,})") from None
+        raise RankfallError(f"{self._path}: {why} (byte {self._file.tell():,})") from None
 
 
 @dataclass(eq=False)

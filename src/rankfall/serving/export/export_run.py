@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.cascade import Cascade
 from rankfall.data.impressions.compatibility import check_compatible
 from rankfall.data.impressions.encoding import Encoding
@@ -104,9 +104,9 @@ class ExportOptions:
     def __post_init__(self) -> None:
         """Refuse numbers that no bundle can have."""
         if not 0 < self.recall <= 1:
-            raise ValueError(f"recall: found {self.recall:g}, expected more than 0 and at most 1")
+            raise RankfallError(f"recall: found {self.recall:g}, expected more than 0 and at most 1")
         if self.examples < 0:
-            raise ValueError(f"examples: found {self.examples}, expected 0 or more")
+            raise RankfallError(f"examples: found {self.examples}, expected 0 or more")
 
 
 _DEFAULTS = ExportOptions()
@@ -183,7 +183,7 @@ def export_trained(
         try:
             rules = request_rules(encoding, features, of_requests)
         except ValueError as error:
-            raise ValueError(f"{log.path}: {error}") from None
+            raise RankfallError(f"{log.path}: {error}") from None
         about = {
             "run": trained.run.resolve().name,
             "checkpoint": checksum(trained.checkpoint),
@@ -243,7 +243,7 @@ def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample
 def _cascade_config(run: Path) -> CascadeConfig:
     # a directory of runs, such as that of a demo, may have a configuration of its own
     if not (run / CHECKPOINTS).is_dir() and (below := _runs_below(run)):
-        raise ValueError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
+        raise RankfallError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
     return read_config_as(CascadeConfig, run)
 
 
@@ -255,7 +255,7 @@ def _runs_below(directory: Path) -> list[Path]:
 
 def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
     if not checkpoint.is_file():
-        raise ValueError(f"{checkpoint} does not exist: the training run has not finished an epoch yet")
+        raise RankfallError(f"{checkpoint} does not exist: the training run has not finished an epoch yet")
     if name is not None:
         return [Cascade.load_stage(checkpoint, name)]
     return Cascade.load(checkpoint).eval().stages
@@ -270,15 +270,15 @@ def with_quotas(stages: Sequence[Stage], quotas: Mapping[str, int]) -> list[Stag
     names = [stage.name for stage in stages]
     for name, quota in quotas.items():
         if name not in names:
-            raise ValueError(
+            raise RankfallError(
                 f"quota: found the stage {name!r}, expected one of {', '.join(names)}{did_you_mean(name, names)}"
             )
         if quota < 1:
-            raise ValueError(f"quota: found {name}={quota}, expected at least 1")
+            raise RankfallError(f"quota: found {name}={quota}, expected at least 1")
     changed = [replace(stage, quota=quotas.get(stage.name, stage.quota)) for stage in stages]
     for one, after in pairwise(changed) if quotas else ():
         if after.quota > one.quota:
-            raise ValueError(
+            raise RankfallError(
                 f"quota: {after.name} would keep {after.quota}, expected at most {one.quota}, which {one.name} keeps"
             )
     return changed

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.encoding import Encoding
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.spec import Categorical, Dense, column_of
@@ -73,7 +73,7 @@ def display_columns(
         except ValueError as error:
             problems.append(f"display: {where}: {error}")
     if problems:
-        raise ValueError("\n".join(problems))
+        raise RankfallError("\n".join(problems))
     return columns
 
 
@@ -97,14 +97,14 @@ def _column(source: pa.Table, log: ImpressionLog, encoding: Encoding, name: str)
     if feature not in features:
         known = [*(one for one in source.column_names if "." not in one and one not in ("item", "id")), *features]
         known = list(dict.fromkeys(known))
-        raise ValueError(f"found {name!r}{did_you_mean(name, known)}; allowed are {', '.join(known) or 'none'}")
+        raise RankfallError(f"found {name!r}{did_you_mean(name, known)}; allowed are {', '.join(known) or 'none'}")
     raw = column_of(log.spec, feature, features[feature])
     if raw in source.column_names:
         return _shown(source[raw].combine_chunks(), name)
     if f"item.{feature}" not in source.column_names:
-        raise ValueError(f"found {name!r}, but there is neither a column {raw!r} nor a column 'item.{feature}'")
+        raise RankfallError(f"found {name!r}, but there is neither a column {raw!r} nor a column 'item.{feature}'")
     if not isinstance(features[feature], Categorical | Dense):
-        raise ValueError(f"{name} is a part of a time, whose value is not known")
+        raise RankfallError(f"{name} is a part of a time, whose value is not known")
     return _decoded(source[f"item.{feature}"].combine_chunks(), encoding.rule("item", feature), name)
 
 
@@ -120,20 +120,20 @@ def _shown(values: pa.Array, name: str) -> pa.Array:
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = values.cast(pa.float64())
         return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, pa.float64()))  # JSON has finite numbers only
-    raise ValueError(f"column {name!r}: found {kind}, expected text or numbers")
+    raise RankfallError(f"column {name!r}: found {kind}, expected text or numbers")
 
 
 def _decoded(values: pa.Array, rule: Rule, name: str) -> pa.Array:
     """Return the values that were encoded as ids or numbers, null for missing and unseen ones."""
     if isinstance(rule, Numbers):
         if rule.size > 1:
-            raise ValueError(f"{name} is a vector of {rule.size} numbers, expected single numbers or text")
+            raise RankfallError(f"{name} is a vector of {rule.size} numbers, expected single numbers or text")
         if not rule.indicator:
             return pa.array(_raw_numbers(rule, np.asarray(values, np.float64)))
         numbers, indicators = np.asarray(values.flatten(), np.float64).reshape(-1, 2).T
         return pa.array(_raw_numbers(rule, numbers), mask=indicators > 0)
     if not isinstance(rule, NumberedIds | VocabularyIds):
-        raise ValueError(
+        raise RankfallError(
             f"{name} is hashed or in buckets, so that its values are not known; give a file with raw columns"
         )
     ids = np.asarray(values, np.int64)
@@ -213,12 +213,12 @@ def load_items(
         source, where = log.items() if known is None else known, log.path / "items.arrow"
     elif path.is_dir():
         if not is_log(path):
-            raise ValueError(f"items: {path} is neither a prepared log nor a file of items")
+            raise RankfallError(f"items: {path} is neither a prepared log nor a file of items")
         source, where = ImpressionLog.load(path).items(), path / "items.arrow"
     else:
         source, where = _read(path), path
     if not len(source):
-        raise ValueError(f"items: {where} has no items")
+        raise RankfallError(f"items: {where} has no items")
     prepared = [f"item.{feature.name}" for feature in wanted]
     if "item" in source.column_names and all(name in source.column_names for name in prepared):
         ids = source["id"] if "id" in source.column_names else source["item"]
@@ -249,7 +249,7 @@ def _check_same_ids(
         # the ids of the items themselves cannot change, those of their features can for some items
         allowed = 0 if column_of(log.spec, feature.name, config) == log.spec.item else _CHANGED
         if differs.mean() > allowed:
-            raise ValueError(
+            raise RankfallError(
                 f"items: {where}: {name} has other ids than the log of the training run for {differs.mean():.0%} of "
                 "the items that both have, so it was prepared differently. Give a file with raw columns"
             )
@@ -264,7 +264,7 @@ def ids_of(log: ImpressionLog) -> tuple[NDArray[np.int32], pa.Array]:
 
 def _read(path: Path) -> pa.Table:
     if path.suffix not in FILE_SUFFIXES:
-        raise ValueError(
+        raise RankfallError(
             f"items: found {path}, expected a prepared log or a file that ends in {', '.join(FILE_SUFFIXES)}"
         )
     try:
@@ -272,7 +272,7 @@ def _read(path: Path) -> pa.Table:
             return pq.read_table(path)
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"items: {path} is missing, damaged or cut off ({error})") from None
+        raise RankfallError(f"items: {path} is missing, damaged or cut off ({error})") from None
 
 
 def _encode_columns(
@@ -284,23 +284,23 @@ def _encode_columns(
     }
     for column in (log.spec.item, *columns.values()):
         if column not in source.column_names:
-            raise ValueError(
+            raise RankfallError(
                 f"items: {where} has no column {column!r}{did_you_mean(column, source.column_names)}; it has "
                 f"{', '.join(source.column_names)}"
             )
     if source[log.spec.item].null_count:
-        raise ValueError(f"items: {where} has items without {log.spec.item}")
+        raise RankfallError(f"items: {where} has items without {log.spec.item}")
     encoding = Encoding.of_log(log)
     values = {}
     for name, column in columns.items():
         try:
             values[f"item.{name}"] = encoding.encode("item", name, pl.Series(column, pl.from_arrow(source[column])))
         except BadValueError as error:
-            raise ValueError(f"items: {where}: {error} (item {source[log.spec.item][error.position]})") from None
+            raise RankfallError(f"items: {where}: {error} (item {source[log.spec.item][error.position]})") from None
         except ValueError as error:
-            raise ValueError(f"items: {where}: {error}") from None
+            raise RankfallError(f"items: {where}: {error}") from None
         except pl.exceptions.PolarsError:
-            raise ValueError(
+            raise RankfallError(
                 f"items: {where}: column {column!r}: found {source[column].type}, which cannot be read as item.{name}"
             ) from None
     return source[log.spec.item], values
@@ -312,13 +312,13 @@ def _limit_to_model(values: dict[str, NDArray[Any]], feature: Feature, where: Pa
     column = values[name]
     if feature.embedding is None:
         if not np.isfinite(column).all():
-            raise ValueError(f"items: {where}: {name} has values that are not finite numbers")
+            raise RankfallError(f"items: {where}: {name} has values that are not finite numbers")
         size = column.shape[1] if column.ndim > 1 else 1
         if size != feature.size:
-            raise ValueError(f"items: {where}: {name} has {size} numbers, the model expects {feature.size}")
+            raise RankfallError(f"items: {where}: {name} has {size} numbers, the model expects {feature.size}")
         return None
     if column.min() < 0:
-        raise ValueError(f"items: {where}: {name} has the id {column.min()}, expected ids from 0 on")
+        raise RankfallError(f"items: {where}: {name} has the id {column.min()}, expected ids from 0 on")
     unknown = column >= feature.rows
     if not unknown.any():
         return None
@@ -330,7 +330,7 @@ def _numbers(column: pa.ChunkedArray, where: Path, name: str) -> NDArray[Any]:
     array = _one_array(column)
     kind = array.type.value_type if pa.types.is_fixed_size_list(array.type) else array.type
     if array.null_count or kind not in (pa.int32(), pa.float32()):
-        raise ValueError(
+        raise RankfallError(
             f"items: {where}: {name} is {array.type} with {array.null_count} nulls, expected int32 or float32"
         )
     return numbers(array)

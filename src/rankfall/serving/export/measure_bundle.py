@@ -10,6 +10,7 @@ import pyarrow as pa
 import torch
 
 from rankfall._config import Number, Result
+from rankfall._errors import RankfallError
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.assemble import FARTHER, compare_repeats
 from rankfall.data.impressions.items import differ
@@ -248,7 +249,9 @@ def sample_requests(
     """
     chosen = [day.name for day in log.choose(days) if len(day)]
     if not chosen:
-        raise ValueError(f"{log.path}: found no impressions on {', '.join(days)}, expected some to check the bundle on")
+        raise RankfallError(
+            f"{log.path}: found no impressions on {', '.join(days)}, expected some to check the bundle on"
+        )
     numbers, ids = ids_of(log)
     rows_of = items.lookup.find(ids) if items.lookup.values.type == ids.type else np.full(len(ids), NO_ITEM)
     parts: list[tuple[RequestSample, LoggedItems]] = []
@@ -357,7 +360,7 @@ def check_features(logged: LoggedItems, items: ItemTable, *, per_request: Collec
         is_own = farther <= FARTHER * (closer + farther)  # it may change with time, as counters do
         if is_unsure or (len(changed) >= _MIN_PAIRS and changed.mean() > CHANGES and not is_own):
             share = f" ({changed.mean():.0%} of the repeated impressions of an item)" if len(changed) else ""
-            raise ValueError(
+            raise RankfallError(
                 f"{name} depends on the request{share}, but a bundle has one value for each item. Leave it out of the "
                 "models (`only`), or make it a feature of the context"
             )

@@ -18,6 +18,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import column_of
 from rankfall.encoding import FIRST_KNOWN, Numbers
 from rankfall.models import DIN, Scorer, TwoTower
@@ -121,7 +122,7 @@ def described(stage: Stage) -> ModelDescription:
     """Return the description of the model of a stage; raise ValueError if there is none, so it cannot be exported."""
     found = describe_model(stage.model)
     if found is None:
-        raise ValueError(
+        raise RankfallError(
             f"stages: the model of {stage.name} was not built from a configuration, so that its features are unknown; "
             "models of rankfall and those that a configuration names can be exported"
         )
@@ -176,7 +177,7 @@ def write_graph(stage: Stage, path: Path, *, of_users: bool = False) -> None:
             with _quiet():
                 return torch.export.export(served, inputs, dynamic_shapes=(_dimensions(names),))
 
-        raise ValueError(f"{stage.name}: {explain_export_error(error, described(stage), trace)}") from error
+        raise RankfallError(f"{stage.name}: {explain_export_error(error, described(stage), trace)}") from error
     assert program is not None  # of the exporter that was asked for
     _save(_without_origin(program.model_proto), path)
 
@@ -506,7 +507,7 @@ def _choose(index: Any, queries: Vectors, truth: NDArray[np.int64], lists: int, 
     while measure(high) < recall:
         if high == most:
             figures = ", ".join(f"{share:.4f} with {probed:,}" for probed, share in sorted(curve.items()))
-            raise ValueError(
+            raise RankfallError(
                 f"recall: asked for {recall:g} of the {truth.shape[1]} best items, but the index finds {figures} of "
                 f"{lists:,} lists, and with more of them it is no faster than an exact search. Ask for less, or for "
                 "--recall 1, which makes an exact index"

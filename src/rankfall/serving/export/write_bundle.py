@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 import rankfall
+from rankfall._errors import RankfallError
 from rankfall._lists import rank_order
 from rankfall.encoding import Lookup
 from rankfall.models import TwoTower
@@ -94,7 +95,7 @@ class Agreement:
     found_by_index: float = 1.0
 
 
-class DifferenceError(ValueError):
+class DifferenceError(RankfallError):
     """A bundle answers differently than its models."""
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from rankfall._errors import RankfallError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, BadMessageError, SegmentWriter, decode, segments
 from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, parse_sink, requires_extra
 from rankfall.storage import disk as _disk
@@ -68,7 +69,7 @@ def open_source(target: str) -> Source:
     """
     url = parse_sink(target, expected=BROKERS)
     if not isinstance(url, BrokerUrl):
-        raise ValueError(f"found {target!r}, expected {BROKERS}")
+        raise RankfallError(f"found {target!r}, expected {BROKERS}")
     with requires_extra(url.scheme):
         if url.scheme == "nats":
             from rankfall.serving.recording.nats import NatsSource

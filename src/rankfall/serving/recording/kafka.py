@@ -1,32 +1,37 @@
-"""A sink that produces records to a topic of Kafka."""
+"""Samples and events in a topic of Kafka: a sink that produces them, and a source that reads them in order."""
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 import time
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from rankfall._errors import RankfallError
+from rankfall.serving.recording import sinks
 from rankfall.serving.recording.collect import MAX_MESSAGES, RECEIVE_SECONDS
-from rankfall.serving.recording.record_segments import Message, encode
-from rankfall.serving.recording.sinks import SinkError
+from rankfall.serving.recording.record_segments import Message
+from rankfall.serving.recording.sinks import BrokerSink, SinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import confluent_kafka
-    import pyarrow as pa
 
     from rankfall.serving.recording.sinks import BrokerUrl, Kind
 
 
-PARTITION = 0  # records have one order
 KIND, ID = "rankfall-kind", "rankfall-id"  # headers of messages
+GROUP = "rankfall-collect"
 CONNECT_SECONDS = 5.0
+RETRY_SECONDS = 1.0  # between attempts while no broker can be reached
+MAX_MESSAGE = 900_000  # bytes; brokers accept a million by default
+_MAX_AHEAD = 1000  # messages of a partition that wait for earlier ones of others
+_PARTITION_SECONDS = 60.0  # between looks for new partitions
 _REASONS = (KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL, KafkaError._AUTHENTICATION)
 
 
@@ -52,17 +57,19 @@ class BrokerState:
             self.problem = self.reason or explained(error)
 
 
-def settings(url: BrokerUrl, state: BrokerState) -> dict[str, Any]:
-    """Return the settings that producers and consumers share.
+def connect(make: Any, url: BrokerUrl, state: BrokerState, own: dict[str, Any]) -> Any:
+    """Return a client.
 
     Args:
+        make: `Producer` or `Consumer`.
         url: Servers, and the file of properties in its query.
         state: Receives the errors that the client reports.
+        own: Settings of this kind of client.
 
     Raises:
-        ValueError: If the file of properties cannot be read.
+        ValueError: If the file of properties cannot be read, or librdkafka refuses a property.
     """
-    return {
+    values = {
         "client.id": "rankfall",
         **(_properties(Path(url.query["properties"])) if "properties" in url.query else {}),
         "bootstrap.servers": ",".join(url.servers),
@@ -70,7 +77,12 @@ def settings(url: BrokerUrl, state: BrokerState) -> dict[str, Any]:
         "log_level": 0,  # problems reach `state`
         "reconnect.backoff.max.ms": 1000,
         "socket.timeout.ms": 10_000,
+        **own,
     }
+    try:
+        return make(values)
+    except KafkaException as error:
+        raise RankfallError(f"properties: {error.args[0].str()}") from None
 
 
 def _properties(path: Path) -> dict[str, str]:
@@ -78,7 +90,7 @@ def _properties(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"properties: {path} cannot be read: {error}") from None
+        raise RankfallError(f"properties: {path} cannot be read: {error}") from None
     found = {}
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -86,31 +98,22 @@ def _properties(path: Path) -> dict[str, str]:
             continue
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ValueError(f"properties: {path}, line {number}: expected name=value")
+            raise RankfallError(f"properties: {path}, line {number}: expected name=value")
         found[name.strip()] = value.strip()
     return found
 
 
-def made(make: Callable[[dict[str, Any]], Any], values: dict[str, Any]) -> Any:
-    """Return a client.
-
-    Raises:
-        ValueError: If librdkafka refuses a property.
-    """
-    try:
-        return make(values)
-    except KafkaException as error:
-        raise ValueError(f"properties: {error.args[0].str()}") from None
-
-
-def find_topic(client: Any, url: BrokerUrl, state: BrokerState, *, seconds: float = CONNECT_SECONDS) -> None:
-    """Raise a SinkError unless the topic exists; brokers may create it now.
+def find_partitions(client: Any, url: BrokerUrl, state: BrokerState, *, seconds: float = CONNECT_SECONDS) -> list[int]:
+    """Return the partitions of the topic; brokers may create it now.
 
     Args:
         client: A producer or consumer.
         url: The topic.
         state: What the client reports.
         seconds: Time to wait for an answer.
+
+    Raises:
+        SinkError: If no broker can be reached, or there is no such topic.
     """
     state.problem = ""
     deadline = time.monotonic() + seconds
@@ -125,6 +128,7 @@ def find_topic(client: Any, url: BrokerUrl, state: BrokerState, *, seconds: floa
                 raise SinkError(f"{url}: {state.problem}") from None
     if topic.error is not None:
         raise SinkError(f"{url}: {explained(topic.error)}")
+    return sorted(topic.partitions)
 
 
 def explained(error: KafkaError) -> str:
@@ -132,16 +136,11 @@ def explained(error: KafkaError) -> str:
     return re.sub(r"^(Local: |Broker: )| \(after .*\)$", "", error.str())
 
 
-DELIVERY_SECONDS = 3.0  # until a message that was not confirmed is given up
-RETRY_SECONDS = 1.0  # between attempts while no broker can be reached
-MAX_UNCONFIRMED = 32 << 10  # kilobytes
-MAX_MESSAGE = 900_000  # bytes; brokers accept a million by default
+class KafkaSink(BrokerSink):
+    """Produces each message once, confirmed by all replicas.
 
-
-class KafkaSink:
-    """Produces each batch as a message, once and confirmed by all replicas; implements :class:`~.sinks.Sink`.
-
-    While no broker can be reached, `write` raises at once; it asks the brokers once per second.
+    A sink writes to one partition, that of its random name, so that its records have one order. While no broker can be
+    reached, `write` raises at once; it asks the brokers once per second.
 
     Args:
         url: Servers and topic.
@@ -151,114 +150,75 @@ class KafkaSink:
     """
 
     def __init__(self, url: BrokerUrl) -> None:
-        self._url = url
-        self._name = os.urandom(8).hex()
-        self._numbers = itertools.count()
-        self._lost = 0
+        super().__init__(url)
         self._state = BrokerState()
         self._retry = 0.0  # time of the next attempt to reach a broker
         self._producer = self._new_producer()
 
     def _new_producer(self) -> Producer:
-        values = {
-            **settings(self._url, self._state),
+        own = {
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 5,
-            "delivery.timeout.ms": int(DELIVERY_SECONDS * 1000),
-            "queue.buffering.max.kbytes": MAX_UNCONFIRMED,
+            "delivery.timeout.ms": int(sinks.DELIVERY_SECONDS * 1000),
+            "partitioner": "consistent_random",
         }
-        producer: Producer = made(Producer, values)
+        producer: Producer = connect(Producer, self._url, self._state, own)
         return producer
 
     def check(self) -> None:
-        find_topic(self._producer, self._url, self._state)
+        find_partitions(self._producer, self._url, self._state, seconds=CONNECT_SECONDS)
 
-    def write(self, kind: Kind, batch: pa.RecordBatch, *, durable: bool) -> None:
+    def _max_message(self) -> int:
+        """Raise a SinkError unless a broker can be reached; ask once per RETRY_SECONDS after it could not."""
         self.tick()
         if self._state.problem:
-            self._retry_to_reach()
+            if time.monotonic() < self._retry:
+                raise SinkError(f"{self._url}: {self._state.problem}")
+            self._retry = time.monotonic() + RETRY_SECONDS
+            find_partitions(self._producer, self._url, self._state, seconds=RETRY_SECONDS / 4)
+        return MAX_MESSAGE
+
+    def _deliver(self, kind: Kind, id: str, payload: bytes) -> Future[None]:
+        message: Future[None] = Future()
+
+        def settle(error: KafkaError | None, _: object) -> None:
+            if error is None:
+                message.set_result(None)
+            else:
+                message.set_exception(SinkError(f"{self._url}: {self._state.problem or explained(error)}"))
+
+        headers: dict[str, str | bytes | None] = {KIND: kind, ID: id}
         try:
-            parts = encode(batch, MAX_MESSAGE)
-        except ValueError as error:
-            raise SinkError(f"{self._url}: {error}") from None
-        if durable:
-            self._deliver(kind, parts)
-        else:
-            for payload, records in parts:
-                self._produce(kind, payload, self._counted(records))
-
-    def tick(self) -> None:
-        self._producer.poll(0)  # calls back for messages that were confirmed or lost
-        if self._state.is_fatal:
-            self._replace_producer()
-
-    def take_lost(self) -> int:
-        lost, self._lost = self._lost, 0
-        return lost
-
-    def close(self) -> None:
-        if self._producer.flush(DELIVERY_SECONDS + 1):
-            self._producer.purge()
-            self._producer.flush(1)
-
-    def _retry_to_reach(self) -> None:
-        """Raise a SinkError unless a broker can be reached again; ask once per RETRY_SECONDS."""
-        if time.monotonic() < self._retry:
-            raise SinkError(f"{self._url}: {self._state.problem}")
-        self._retry = time.monotonic() + RETRY_SECONDS
-        find_topic(self._producer, self._url, self._state, seconds=RETRY_SECONDS / 4)
-
-    def _deliver(self, kind: Kind, parts: list[tuple[bytes, int]]) -> None:
-        """Produce messages, and wait until all are confirmed."""
-        results: list[KafkaError | None] = []
-        for payload, _ in parts:
-            self._produce(kind, payload, results.append)
-        deadline = time.monotonic() + DELIVERY_SECONDS + 1  # the client reports after DELIVERY_SECONDS
-        while len(results) < len(parts) and time.monotonic() < deadline:
-            self._producer.poll(0.05)
-        failed = [error for error in results if error is not None]
-        if failed:
-            raise SinkError(f"{self._url}: {self._state.problem or explained(failed[0])}")
-        if len(results) < len(parts):
-            raise SinkError(f"{self._url}: not confirmed in time")
-
-    def _produce(self, kind: Kind, payload: bytes, on_result: Callable[[KafkaError | None], None]) -> None:
-        headers: dict[str, str | bytes | None] = {KIND: kind, ID: f"{self._name}-{next(self._numbers)}"}
-        try:
-            self._producer.produce(
-                self._url.name,
-                payload,
-                partition=PARTITION,
-                headers=headers,
-                on_delivery=lambda error, message: on_result(error),
-            )
+            self._producer.produce(self._url.name, payload, key=self._name, headers=headers, on_delivery=settle)
         except BufferError:
-            raise SinkError(f"{self._url}: {MAX_UNCONFIRMED:,} kB were not confirmed yet") from None
+            raise SinkError(f"{self._url}: too many messages were not confirmed yet") from None
         except KafkaException as error:
             raise SinkError(f"{self._url}: {explained(error.args[0])}") from None
+        return message
 
-    def _counted(self, records: int) -> Callable[[KafkaError | None], None]:
-        def count(error: KafkaError | None) -> None:
-            self._lost += records * (error is not None)
+    def _wait(self, messages: Sequence[Future[None]], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not all(message.done() for message in messages) and time.monotonic() < deadline:
+            self._producer.poll(0.05)
 
-        return count
+    def tick(self) -> None:
+        self._producer.poll(0)  # settles messages that were confirmed or lost
+        if self._state.is_fatal:  # an error of the idempotent producer that it cannot recover from
+            self._disconnect()
+            self._producer = self._new_producer()
+            self._state.is_fatal = False
 
-    def _replace_producer(self) -> None:
-        """Begin again after an error of the idempotent producer that it cannot recover from."""
+    def _disconnect(self) -> None:
         self._producer.purge()
         self._producer.flush(1)
-        self._producer = self._new_producer()
-        self._state.is_fatal = False
-
-
-GROUP = "rankfall-collect"
 
 
 class KafkaSource:
-    """Reads partition 0 from the offset that the group ``rankfall-collect`` has committed, or from the beginning.
+    """Reads a topic from the offsets that the group ``rankfall-collect`` has committed, or from the beginning.
 
-    Implements :class:`~.collect.Source`.
+    Messages of all partitions are received in the order of their times, also if there are many: a message waits until
+    every other partition has a later one or has ended. Implements :class:`~.collect.Source`.
 
     Args:
         url: Servers and topic.
@@ -271,76 +231,101 @@ class KafkaSource:
     def __init__(self, url: BrokerUrl) -> None:
         self._url = url
         self._state = BrokerState()
-        self._is_drained = False
         self._missed = 0
-        values = {
-            **settings(url, self._state),
+        own = {
             "group.id": GROUP,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
         }
-        self._consumer: Consumer = made(Consumer, values)
+        self._consumer: Consumer = connect(Consumer, url, self._state, own)
         try:
-            find_topic(self._consumer, url, self._state)
-            self._next = self._committed()
-            start = OFFSET_BEGINNING if self._next is None else self._next
-            self._consumer.assign([TopicPartition(url.name, PARTITION, start)])
+            partitions = find_partitions(self._consumer, url, self._state, seconds=CONNECT_SECONDS)
+            self._next = self._committed(partitions)
+            starts = [TopicPartition(url.name, one, self._next.get(one, OFFSET_BEGINNING)) for one in partitions]
+            self._consumer.assign(starts)
         except BaseException:
             self._consumer.close()
             raise
+        self._waiting: dict[int, deque[confluent_kafka.Message]] = {one: deque() for one in partitions}
+        self._behind = set(partitions)  # whose end was not reached
+        self._looked = time.monotonic()  # for new partitions
 
     def receive(self) -> list[Message]:
-        found = []
-        self._is_drained = False
         for one in self._consumer.consume(MAX_MESSAGES, RECEIVE_SECONDS):
-            error = one.error()
+            error, partition = one.error(), one.partition() or 0
             if error is None:
-                found.append(_message(one))
-                self._count_missed(one.offset() or 0)
+                self._waiting[partition].append(one)
+                self._behind.add(partition)
             elif error.code() == KafkaError._PARTITION_EOF:
-                self._is_drained = True
+                self._behind.discard(partition)
             else:
                 raise SinkError(f"{self._url}: {explained(error)}")
-        if not found and self._state.problem:
-            raise SinkError(f"{self._url}: {self._state.problem}")
+        found = self._earliest()
+        self._pause_partitions()
+        if not found:
+            self._check_connection()
         return found
 
+    def _earliest(self) -> list[Message]:
+        """Take waiting messages in the order of their times."""
+        found: list[Message] = []
+        while len(found) < MAX_MESSAGES and all(self._waiting[one] for one in self._behind):
+            given = [queue for queue in self._waiting.values() if queue]
+            if not given:
+                break
+            one = min(given, key=lambda queue: queue[0].timestamp()[1]).popleft()
+            partition, offset = one.partition() or 0, one.offset() or 0
+            if partition in self._next:  # the topic no longer has the messages between the last one and this one
+                self._missed += max(0, offset - self._next[partition])
+            self._next[partition] = offset + 1
+            headers = dict(one.headers() or [])
+            found.append(Message(_text(headers.get(KIND)), _text(headers.get(ID)), _bytes(one.value()), one))
+        return found
+
+    def _pause_partitions(self) -> None:
+        """Read no further in partitions that are far ahead of others."""
+        ahead = [one for one, queue in self._waiting.items() if len(queue) >= _MAX_AHEAD]
+        self._consumer.resume([TopicPartition(self._url.name, one) for one in self._waiting if one not in ahead])
+        self._consumer.pause([TopicPartition(self._url.name, one) for one in ahead])
+
+    def _check_connection(self) -> None:
+        """Raise a SinkError if the source cannot receive everything any more."""
+        if self._state.problem:
+            raise SinkError(f"{self._url}: {self._state.problem}")
+        if time.monotonic() - self._looked > _PARTITION_SECONDS:
+            self._looked = time.monotonic()
+            if find_partitions(self._consumer, self._url, self._state) != sorted(self._waiting):
+                raise SinkError(f"{self._url}: the topic has other partitions than before")
+
     def is_drained(self) -> bool:
-        return self._is_drained
+        return not self._behind and not any(self._waiting.values())
 
     def take_missed(self) -> int:
         missed, self._missed = self._missed, 0
         return missed
 
     def acknowledge(self, messages: Sequence[Message]) -> None:
-        following = messages[-1].handle.offset() + 1
+        following = {one.handle.partition(): one.handle.offset() + 1 for one in messages}
+        offsets = [TopicPartition(self._url.name, *of) for of in following.items()]
         try:
-            self._consumer.commit(offsets=[TopicPartition(self._url.name, PARTITION, following)], asynchronous=False)
+            self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
             raise SinkError(f"{self._url}: {explained(error.args[0])}") from None
 
     def close(self) -> None:
         self._consumer.close()
 
-    def _committed(self) -> int | None:
-        """Return the offset of the first message that was not acknowledged, or None if none ever was."""
+    def _committed(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the offset of the first message of each partition that was not acknowledged; none if none ever was."""
+        given = [TopicPartition(self._url.name, one) for one in partitions]
         try:
-            (found,) = self._consumer.committed([TopicPartition(self._url.name, PARTITION)], timeout=CONNECT_SECONDS)
+            found = self._consumer.committed(given, timeout=CONNECT_SECONDS)
         except KafkaException as error:
             raise SinkError(f"{self._url}: {explained(error.args[0])}") from None
-        return found.offset if found.offset >= 0 else None
-
-    def _count_missed(self, offset: int) -> None:
-        """Count the messages between the last one and this one, which the topic no longer has."""
-        if self._next is not None:
-            self._missed += max(0, offset - self._next)
-        self._next = offset + 1
-
-
-def _message(one: confluent_kafka.Message) -> Message:
-    headers = dict(one.headers() or [])
-    return Message(_text(headers.get(KIND)), _text(headers.get(ID)), _bytes(one.value()), one)
+        if all(one.offset < 0 for one in found):
+            return {}
+        return {one.partition: max(0, one.offset) for one in found}
 
 
 def _text(value: str | bytes | None) -> str:

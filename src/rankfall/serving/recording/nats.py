@@ -1,13 +1,12 @@
-"""A sink that publishes records to a stream of NATS JetStream."""
+"""Samples and events in a stream of NATS JetStream: a sink that publishes them, and a source that reads them."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import threading
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import nats.errors
@@ -24,21 +23,27 @@ from nats.js.api import (
     StreamConfig,
 )
 
+from rankfall.serving.recording import sinks
 from rankfall.serving.recording.collect import MAX_MESSAGES, RECEIVE_SECONDS
-from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, Message, encode
-from rankfall.serving.recording.sinks import SinkError
+from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, Message
+from rankfall.serving.recording.sinks import BrokerSink, SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
+    from concurrent.futures import Future
 
-    import pyarrow as pa
     from nats.js.client import JetStreamContext
 
     from rankfall.serving.recording.sinks import BrokerUrl, Kind
 
 
 PASSWORD = "RANKFALL_NATS_PASSWORD"
+CONSUMER = "rankfall-collect"
 CONNECT_SECONDS = 3.0
+RECONNECT_SECONDS = 0.3
+_WATCH_SECONDS = 0.1
+_ACKNOWLEDGE_SECONDS = 5.0
+_HEADERS = 512  # bytes of a message besides its payload
 _ATTEMPTS = 3  # a server that refuses a user may reset the connection before its reason is read
 _PING_SECONDS = 5  # after two pings without an answer a connection is closed
 # What the client raises: also ValueError and EOFError, if something else than NATS answers.
@@ -62,43 +67,34 @@ async def connect(url: BrokerUrl) -> Client:
         SinkError: If no server can be reached, it refuses the user, or it has no JetStream.
     """
     asyncio.get_running_loop().set_exception_handler(_on_exception)
-    attempts = 0
-    while True:
-        attempts += 1
-        try:
-            return await _connect_once(url)
-        except ERRORS as error:
-            if attempts == _ATTEMPTS or not isinstance(error, ConnectionResetError):
-                raise SinkError(f"{url}: {explained(error)}") from None
+    problems = deque[Exception](maxlen=1)  # the last problem that the client reported
 
-
-async def _connect_once(url: BrokerUrl) -> Client:
-    """Return a connection, or raise what the server or the client says is wrong."""
-    client, problems = Client(), deque[Exception](maxlen=1)  # the last problem that the client reported
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await client.connect([f"nats://{server}" for server in url.servers], **_options(url, problems))
-            await ensure_stream(client, url)
-    except ERRORS as error:
-        await client.close()
-        raise (problems[0] if problems else error) from None
-    return client
-
-
-def _options(url: BrokerUrl, problems: deque[Exception]) -> dict[str, Any]:
     async def on_error(error: Exception) -> None:
         problems.append(error)
 
-    return {
-        "allow_reconnect": False,
-        "max_reconnect_attempts": 1,
-        "reconnect_time_wait": 0,
-        "connect_timeout": CONNECT_SECONDS,
-        "ping_interval": _PING_SECONDS,
-        "error_cb": on_error,
-        "name": "rankfall",
-        **_credentials(url),
-    }
+    for attempt in range(1, _ATTEMPTS + 1):
+        client = Client()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await client.connect(
+                    [f"nats://{server}" for server in url.servers],
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    connect_timeout=CONNECT_SECONDS,  # type: ignore[arg-type]  # it takes any number
+                    ping_interval=_PING_SECONDS,
+                    error_cb=on_error,
+                    name="rankfall",
+                    **_credentials(url),  # type: ignore[arg-type]
+                )
+                await ensure_stream(client, url)
+            return client
+        except ERRORS as error:
+            await client.close()
+            found = problems.popleft() if problems else error
+            if attempt == _ATTEMPTS or not isinstance(found, ConnectionResetError):
+                raise SinkError(f"{url}: {explained(found)}") from None
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -160,81 +156,45 @@ def explained(error: Exception) -> str:
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
 
 
-DELIVERY_SECONDS = 3.0  # until a message that was not confirmed is given up
-RECONNECT_SECONDS = 0.3
-_WATCH_SECONDS = 0.1
-MAX_UNCONFIRMED = 32 << 20  # bytes
-_HEADERS = 512  # bytes of a message besides its payload
+class NatsSink(BrokerSink):
+    """Publishes messages, and publishes those that were not confirmed again with the same id, which the server knows.
 
-
-class NatsSink:
-    """Publishes each batch as a message; implements :class:`~.sinks.Sink`.
-
-    A thread holds the connection and restores it. Without a connection, `write` raises at once. A message that was not
-    confirmed because the connection was lost is published again with the same id, by which the server recognizes it.
+    A thread holds the connection and restores it. Without a connection, `write` raises at once.
 
     Args:
         url: Servers and stream.
     """
 
     def __init__(self, url: BrokerUrl) -> None:
-        self._url = url
-        self._name = os.urandom(8).hex()
-        self._numbers = itertools.count()
+        super().__init__(url)
         self._changed = threading.Condition()  # protects what follows
-        self._connection: _Connection | None = None
-        self._problem = ""
-        self._unconfirmed = 0  # bytes
-        self._lost = 0
+        self._client: Client | None = None
+        self._problem = f"{url}: not connected yet"
+        self._has_tried = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=f"sink {url}", daemon=True)
         self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"sink {url}", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._connection or self._problem, CONNECT_SECONDS + 1)
-        self._connected()
+            self._changed.wait_for(lambda: self._has_tried, CONNECT_SECONDS + 1)
+        self._max_message()
 
-    def write(self, kind: Kind, batch: pa.RecordBatch, *, durable: bool) -> None:
-        connection = self._connected()
-        try:
-            parts = encode(batch, connection.client.max_payload - _HEADERS)
-        except ValueError as error:
-            raise SinkError(f"{self._url}: {error}") from None
-        messages = [_Message(subject(self._url, kind), f"{self._name}-{next(self._numbers)}", *part) for part in parts]
-        if durable:
-            asyncio.run_coroutine_threadsafe(self._deliver_all(messages), self._loop).result()
-            return
-        size = sum(len(message.payload) for message in messages)
+    def _max_message(self) -> int:
         with self._changed:
-            if self._unconfirmed and self._unconfirmed + size > MAX_UNCONFIRMED:
-                raise SinkError(f"{self._url}: {self._unconfirmed:,} bytes were not confirmed yet")
-            self._unconfirmed += size
-        for message in messages:
-            asyncio.run_coroutine_threadsafe(self._deliver_or_lose(message), self._loop)
+            if self._client is None:
+                raise SinkError(self._problem)
+            return self._client.max_payload - _HEADERS
 
-    def tick(self) -> None:
-        """Do nothing: the thread does what is due."""
+    def _deliver(self, kind: Kind, id: str, payload: bytes) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(self._publish(subject(self._url, kind), id, payload), self._loop)
 
-    def take_lost(self) -> int:
-        with self._changed:
-            lost, self._lost = self._lost, 0
-        return lost
-
-    def close(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unconfirmed, DELIVERY_SECONDS + 1)
+    def _disconnect(self) -> None:
         self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
-    def _connected(self) -> _Connection:
-        with self._changed:
-            if self._connection is None:
-                raise SinkError(self._problem or f"{self._url}: not connected yet")
-            return self._connection
-
-    # The methods below run in the thread of the connection.
+    # --- in the thread of the connection ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -244,104 +204,51 @@ class NatsSink:
         closing = asyncio.ensure_future(self._closing.wait())
         while not self._closing.is_set():
             try:
-                connection = _Connection(await connect(self._url))
+                client = await connect(self._url)
             except (SinkError, OSError) as error:  # OSError: of a connection that is closed after an error
                 self._set(None, str(error))
                 await asyncio.wait({closing}, timeout=RECONNECT_SECONDS)
                 continue
-            self._set(connection, "")
+            self._set(client, f"{self._url}: the connection was lost")
             # The client does not call back if an error interrupts its closing, so ask it.
-            while not (self._closing.is_set() or connection.client.is_closed):
+            while not (self._closing.is_set() or client.is_closed):
                 await asyncio.wait({closing}, timeout=_WATCH_SECONDS)
-            connection.lost.set_result(None)
-            self._set(None, f"{self._url}: the connection was lost")
-            await connection.client.close()
+            self._set(None, self._problem)
+            await client.close()
 
-    def _set(self, connection: _Connection | None, problem: str) -> None:
+    def _set(self, client: Client | None, problem: str) -> None:
         with self._changed:
-            self._connection, self._problem = connection, problem
+            self._client, self._problem, self._has_tried = client, problem, True
             self._changed.notify_all()
 
-    async def _deliver_all(self, messages: list[_Message]) -> None:
-        await asyncio.gather(*map(self._deliver, messages))
-
-    async def _deliver_or_lose(self, message: _Message) -> None:
-        lost = message.records
-        try:
-            await self._deliver(message)
-            lost = 0
-        except SinkError:
-            pass  # it is counted
-        finally:
-            with self._changed:
-                self._lost += lost
-                self._unconfirmed -= len(message.payload)
-                self._changed.notify_all()
-
-    async def _deliver(self, message: _Message) -> None:
-        """Publish a message until the server confirms it.
-
-        Raises:
-            SinkError: If the server refuses it, or does not confirm it within DELIVERY_SECONDS.
-        """
+    async def _publish(self, subject: str, id: str, payload: bytes) -> None:
+        """Publish a message until the server confirms it; raise a SinkError if it refuses it, or not in time."""
         problem = "not confirmed in time"
         try:
-            async with asyncio.timeout(DELIVERY_SECONDS):
+            async with asyncio.timeout(sinks.DELIVERY_SECONDS):
                 while True:
-                    if self._connection is not None:
+                    client = self._client
+                    if client is not None:
                         try:
-                            return await self._publish(self._connection, message)
+                            await client.jetstream().publish(
+                                subject,
+                                payload,
+                                timeout=sinks.DELIVERY_SECONDS / 3,  # also if the connection is lost meanwhile
+                                stream=self._url.name,
+                                headers={Header.MSG_ID.value: id},
+                            )
+                            return
+                        except nats.js.errors.NoStreamResponseError as error:  # deleted, or the server is starting
+                            problem = explained(error)
+                            with suppress(*ERRORS):
+                                await ensure_stream(client, self._url)
                         except nats.js.errors.APIError as error:
                             raise SinkError(f"{self._url}: {explained(error)}") from None
                         except ERRORS as error:
                             problem = explained(error)
                     await asyncio.sleep(RECONNECT_SECONDS / 3)
         except TimeoutError:
-            raise SinkError(self._problem or f"{self._url}: {problem}") from None
-
-    async def _publish(self, connection: _Connection, message: _Message) -> None:
-        """Publish a message once, and wait until it is confirmed or the connection is lost."""
-        publishing = asyncio.ensure_future(self._request(connection.client, message))
-        try:
-            await asyncio.wait({publishing, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not publishing.done():
-                raise nats.errors.ConnectionClosedError
-            await publishing
-        finally:
-            publishing.cancel()
-
-    async def _request(self, client: Client, message: _Message) -> None:
-        try:
-            await client.jetstream().publish(
-                message.subject,
-                message.payload,
-                timeout=DELIVERY_SECONDS,
-                stream=self._url.name,
-                headers={Header.MSG_ID.value: message.id},
-            )
-        except nats.js.errors.NoStreamResponseError:  # the stream was deleted, or the server is starting
-            await ensure_stream(client, self._url)
-            raise
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    subject: str
-    id: str
-    payload: bytes
-    records: int  # their number
-
-
-class _Connection:
-    """A connection, and a future that is done when it is lost."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-
-CONSUMER = "rankfall-collect"
-_ACKNOWLEDGE_SECONDS = 5.0
+            raise SinkError(f"{self._url}: {problem}" if self._client else self._problem) from None
 
 
 class NatsSource:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankfall._errors import RankfallError
 from rankfall.storage import disk as _disk
 from rankfall.storage.files import open_regular
 
@@ -44,7 +45,7 @@ _NAME = re.compile(r"(?P<first>[0-9]{13})-(?P<writer>[0-9a-f]{8})-(?P<number>[0-
 _COMPLETE = re.compile(rf"{_NAME.pattern}-(?P<digest>[0-9a-f]{{{_DIGEST_LENGTH}}}){re.escape(SUFFIX)}")
 
 
-class DamagedSegmentError(ValueError):
+class DamagedSegmentError(RankfallError):
     """A segment whose content does not match its name, or that is no segment."""
 
 
@@ -370,7 +371,7 @@ EVENT_SCHEMA = pa.schema(
 _SCHEMAS = {EVENTS: [EVENT_SCHEMA], SAMPLES: [sample_schema(pa.int64()), sample_schema(pa.string())]}
 
 
-class BadMessageError(ValueError):
+class BadMessageError(RankfallError):
     """A message that holds no records."""
 
 
@@ -408,7 +409,7 @@ def encode(batch: pa.RecordBatch, max_bytes: int) -> list[tuple[bytes, int]]:
     if len(payload) <= max_bytes:
         return [(payload, len(batch))]
     if len(batch) == 1:
-        raise ValueError(f"a record has {len(payload):,} bytes, and a message at most {max_bytes:,}")
+        raise RankfallError(f"a record has {len(payload):,} bytes, and a message at most {max_bytes:,}")
     half = len(batch) // 2
     return encode(batch.slice(0, half), max_bytes) + encode(batch.slice(half), max_bytes)
 

@@ -1,4 +1,8 @@
-"""Record answered requests in a thread of its own, which never delays an answer."""
+"""Write answered requests and events to sinks, in threads of their own.
+
+Samples of answered requests never delay an answer, and are dropped and counted if they cannot be written. Calls that
+report events wait until these are durable.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.serving.drawing import draw_samples
 from rankfall.serving.recording.record_segments import EVENT_SCHEMA, EVENTS, SAMPLES, sample_schema
 from rankfall.serving.recording.sinks import parse_sink
@@ -39,28 +45,113 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class GuardedSink:
-    """Calls a sink. Of several failed writes in a row the first one is logged.
+Entry = TypeVar("Entry")
+
+
+class RecordQueue(Generic[Entry]):
+    """A bounded queue of records, and the thread that writes them to a sink.
+
+    Of several failed writes in a row the first one is logged.
 
     Args:
-        sink: Takes the records.
         kind: Kind of the records.
-        count_error: Called after each error.
+        sink: Takes the records.
+        count: Called with what happened to some records, and their number; with ``errors`` for errors of the sink.
+        seconds: Time between writes.
+        max_records: Records that may wait or be written at a time.
+        max_bytes: Memory that they may take.
     """
 
-    def __init__(self, sink: Sink, kind: Kind, count_error: Callable[[], None]) -> None:
-        self._sink = sink
+    def __init__(
+        self,
+        kind: Kind,
+        sink: Sink,
+        *,
+        count: Callable[[str, int], None],
+        seconds: float,
+        max_records: int,
+        max_bytes: float = inf,
+    ) -> None:
         self._kind: Kind = kind
-        self._count_error = count_error
-        self._is_failing = False
-        self.take_lost = sink.take_lost
+        self._sink = sink
+        self._count = count
+        self._seconds = seconds
+        self._max_records, self._max_bytes = max_records, max_bytes
+        self._lock = threading.Lock()  # of the queue
+        self._queue: list[Entry] = []
+        self._records = self._bytes = 0  # of entries that wait or are written
+        self._is_failing = self._is_stopping = False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rankfall-{kind}", daemon=True)
 
-    def write(self, batch: pa.RecordBatch, *, durable: bool) -> OSError | None:
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of records that are not written yet."""
+        return self._records
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the thread is running."""
+        return self._thread.is_alive()
+
+    def stop(self, seconds: float) -> None:
+        """Write what is queued, close the sink and stop the thread; wait at most `seconds` for it."""
+        with self._lock:
+            self._is_stopping = True
+        self._wake.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            _log.warning("%s: the sink did not take the last %s within %g seconds", self._kind, self._kind, seconds)
+
+    def _put(self, entries: Sequence[Entry], records: int, size: int) -> bool:
+        """Queue entries with a number of records and bytes if there is room for all; return whether there was."""
+        with self._lock:
+            is_full = self._records + records > self._max_records or self._bytes + size > self._max_bytes
+            if is_full or self._is_stopping:
+                return False
+            self._queue += entries
+            self._records += records
+            self._bytes += size
+        return True
+
+    # --- in the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+            with self._lock:
+                entries, self._queue, is_last = self._queue, [], self._is_stopping
+                records, size = self._records, self._bytes
+            if entries:
+                error = self._write(entries)
+                with self._lock:
+                    self._records -= records
+                    self._bytes -= size
+                self._finish(entries, error)
+            self._guard(self._sink.tick)
+            self._count("dropped", self._sink.take_lost())
+        self._guard(self._sink.close)
+        self._count("dropped", self._sink.take_lost())
+
+    def _write(self, entries: list[Entry]) -> Exception | None:
+        """Write the records of entries, and count them; return the error if there was one."""
+        raise NotImplementedError
+
+    def _finish(self, entries: list[Entry], error: Exception | None) -> None:
+        """Tell who waits for entries that they were written, or why not."""
+
+    def _write_batch(self, batch: pa.RecordBatch, *, durable: bool) -> OSError | None:
         """Write records; return the error if the sink did not take them."""
         try:
             self._sink.write(self._kind, batch, durable=durable)
         except OSError as error:
-            self._count_error()
+            self._count("errors", 1)
             if not self._is_failing:
                 _log.warning("%s cannot be written: %s", self._kind, error)
             self._is_failing = True
@@ -70,21 +161,15 @@ class GuardedSink:
         self._is_failing = False
         return None
 
-    def tick(self) -> None:
-        """Let the sink do what is due."""
-        self._guard(self._sink.tick)
-
-    def close(self) -> None:
-        """Close the sink."""
-        self._guard(self._sink.close)
-
     def _guard(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # the thread that calls the sink has to go on
-            self._count_error()
+        except Exception as error:  # the thread has to go on
+            self._count("errors", 1)
             _log.warning("%s: %s", self._kind, error, exc_info=not isinstance(error, OSError))
 
+
+# --- samples ------------------------------------------------------------------------------------------------------
 
 _BODY = ("time", "user", "context", "sequences")
 
@@ -188,15 +273,12 @@ _SECONDS = 0.2  # between writes: what was answered meanwhile is one batch, as s
 _MOST_AT_ONCE = 1024  # requests of a batch
 
 
-class Recorder:
-    """A bounded queue of answered requests, and the thread that writes them to a sink.
-
-    Requests that do not fit into the queue, or that the sink does not take, are dropped and counted.
+class Recorder(RecordQueue[ServedRequest]):
+    """Writes answered requests, of which it draws samples; drops and counts those that cannot be written.
 
     Args:
         sink: Takes the records.
-        count: Called with ``written``, ``unsampled`` or ``dropped`` and a number of requests.
-        count_error: Called after each error of the sink.
+        count: Called with ``written``, ``unsampled``, ``dropped`` or ``errors``, and a number.
         counts: Number of items to draw from what each stage dropped.
         max_requests: Requests that may wait.
         max_bytes: Memory that they may take.
@@ -207,89 +289,40 @@ class Recorder:
         sink: Sink,
         *,
         count: Callable[[str, int], None],
-        count_error: Callable[[], None],
         counts: Sequence[int],
         max_requests: int,
         max_bytes: int,
     ) -> None:
-        self._sink = GuardedSink(sink, SAMPLES, count_error)
-        self._count = count
+        super().__init__(SAMPLES, sink, count=count, seconds=_SECONDS, max_records=max_requests, max_bytes=max_bytes)
         self._counts = counts
-        self._max_requests, self._max_bytes = max_requests, max_bytes
-        self._lock = threading.Lock()  # of the queue
-        self._queue: list[ServedRequest] = []
-        self._bytes = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rankfall-samples", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests in the queue."""
-        return len(self._queue)
 
     def put(self, served: Sequence[ServedRequest]) -> None:
         """Queue answered requests, or drop them if the queue is full. Returns at once."""
-        size = sum(one.memory for one in served)
-        with self._lock:
-            is_full = len(self._queue) + len(served) > self._max_requests or self._bytes + size > self._max_bytes
-            if not is_full:
-                self._queue += served
-                self._bytes += size
-        if is_full:
+        if not self._put(served, len(served), sum(one.memory for one in served)):
             self._count("dropped", len(served))
 
-    @property
-    def is_working(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
+    def _write(self, entries: list[ServedRequest]) -> Exception | None:
+        error: Exception | None = None
+        for start in range(0, len(entries), _MOST_AT_ONCE):
+            part = entries[start : start + _MOST_AT_ONCE]
+            left = len(part)
+            try:
+                for batch in sample_batches(part, self._counts):
+                    left -= len(batch)
+                    error = self._write_batch(batch, durable=False)
+                    if error is None:
+                        sampled = batch["sampled"].true_count
+                        self._count("written", sampled)
+                        self._count("unsampled", len(batch) - sampled)
+                    else:
+                        self._count("dropped", len(batch))
+            except Exception:  # later requests may succeed
+                _log.exception("samples of %d requests cannot be recorded", left)
+                self._count("dropped", left)
+        return error
 
-    def stop(self, seconds: float) -> None:
-        """Write what is queued, close the sink and stop the thread; wait at most `seconds` for it."""
-        self._stopping.set()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            _log.warning("samples: the sink did not take the last samples within %g seconds", seconds)
 
-    # --- in the thread ----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._stopping.wait(_SECONDS):
-            self._write_queued()
-            self._sink.tick()
-        self._write_queued()
-        self._sink.close()
-        self._count("dropped", self._sink.take_lost())
-
-    def _write_queued(self) -> None:
-        with self._lock:
-            served, self._queue, self._bytes = self._queue, [], 0
-        for start in range(0, len(served), _MOST_AT_ONCE):
-            self._write(served[start : start + _MOST_AT_ONCE])
-        self._count("dropped", self._sink.take_lost())
-
-    def _write(self, served: Sequence[ServedRequest]) -> None:
-        left = len(served)
-        try:
-            for batch in sample_batches(served, self._counts):
-                left -= len(batch)
-                error = self._sink.write(batch, durable=False)
-                self._count_batch(batch, is_written=error is None)
-        except Exception:  # later requests may succeed
-            _log.exception("samples of %d requests cannot be recorded", left)
-            self._count("dropped", left)
-
-    def _count_batch(self, batch: pa.RecordBatch, *, is_written: bool) -> None:
-        sampled = batch["sampled"].true_count
-        if is_written:
-            self._count("written", sampled)
-            self._count("unsampled", len(batch) - sampled)
-        else:
-            self._count("dropped", len(batch))
-
+# --- events -------------------------------------------------------------------------------------------------------
 
 MAX_TIME = 10**13 - 1  # milliseconds since 1970, in the year 2286: names of segments have 13 digits
 ClockKind = Literal["wall", "requests"]
@@ -337,49 +370,26 @@ class QueueFullError(Exception):
     """So many events wait to be written that no more are taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Call(NamedTuple):
     """A call that waits until its events are written."""
 
     events: Sequence[Event]
     future: asyncio.Future[None]
 
 
-class EventWriter:
-    """A bounded queue of events, and the thread that writes them to a sink.
+class EventWriter(RecordQueue[_Call]):
+    """Writes events durably, those of all calls that wait at once.
 
     Args:
         sink: Takes the records.
         clock: The clock of the service.
-        count: Called with ``written`` or ``refused`` and a number of events.
-        count_error: Called after each error of the sink.
+        count: Called with ``written``, ``refused`` or ``errors``, and a number.
         max_events: Events that may wait.
     """
 
-    def __init__(
-        self,
-        sink: Sink,
-        clock: Clock,
-        *,
-        count: Callable[[str, int], None],
-        count_error: Callable[[], None],
-        max_events: int,
-    ) -> None:
-        self._sink = GuardedSink(sink, EVENTS, count_error)
+    def __init__(self, sink: Sink, clock: Clock, *, count: Callable[[str, int], None], max_events: int) -> None:
+        super().__init__(EVENTS, sink, count=count, seconds=_TICK_SECONDS, max_records=max_events)
         self._clock = clock
-        self._count = count
-        self._max_events = max_events
-        self._changed = threading.Condition()  # protects the queue
-        self._queue: list[_Waiting] = []
-        self._waiting = 0
-        self._stopping = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="rankfall-events", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; calls of :meth:`write` wait in the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
 
     async def write(self, events: Sequence[Event]) -> None:
         """Return when the events are durable.
@@ -388,60 +398,27 @@ class EventWriter:
             QueueFullError: Too many events wait.
             OSError: The sink did not take them.
         """
-        waiting = _Waiting(events, asyncio.get_running_loop().create_future())
-        with self._changed:
-            is_full = self._waiting + len(events) > self._max_events or self._stopping
-            if not is_full:
-                self._queue.append(waiting)
-                self._waiting += len(events)
-                self._changed.notify()
-        if is_full:
+        call = _Call(events, asyncio.get_running_loop().create_future())
+        if not self._put([call], len(events), 0):
             self._count("refused", len(events))
             raise QueueFullError
-        await waiting.future
+        self._wake.set()
+        await call.future
 
-    @property
-    def is_working(self) -> bool:
-        """Whether the thread is running."""
-        return self._thread.is_alive()
-
-    def stop(self, seconds: float) -> None:
-        """Write what is queued, close the sink and stop the thread; wait at most `seconds` for it."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            _log.warning("events: the sink did not take the last events within %g seconds", seconds)
-
-    # --- in the thread ----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        is_stopping = False
-        while not is_stopping:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._stopping, _TICK_SECONDS)
-                waiting, self._queue, is_stopping = self._queue, [], self._stopping
-            if waiting:
-                self._commit(waiting)
-            self._sink.tick()
-        self._sink.close()
-
-    def _commit(self, waiting: Sequence[_Waiting]) -> None:
-        """Write the events of all calls that wait, and tell them."""
-        events = [event for one in waiting for event in one.events]
+    def _write(self, entries: list[_Call]) -> Exception | None:
+        events = [event for call in entries for event in call.events]
         error: Exception | None
         try:
-            error = self._sink.write(self._batch(events), durable=True)
+            error = self._write_batch(self._batch(events), durable=True)
         except Exception as unexpected:
             _log.exception("%d events cannot be written", len(events))
             error = unexpected
         self._count("written" if error is None else "refused", len(events))
-        with self._changed:
-            self._waiting -= len(events)
-        assert self._loop is not None
+        return error
+
+    def _finish(self, entries: list[_Call], error: Exception | None) -> None:
         with suppress(RuntimeError):  # the loop is closed, and with it all connections
-            self._loop.call_soon_threadsafe(_resolve, [one.future for one in waiting], error)
+            entries[0].future.get_loop().call_soon_threadsafe(_resolve, [call.future for call in entries], error)
 
     def _batch(self, events: Sequence[Event]) -> pa.RecordBatch:
         now = self._clock.now()
@@ -462,6 +439,8 @@ def _resolve(futures: Sequence[asyncio.Future[None]], error: Exception | None) -
         else:
             future.set_exception(error)
 
+
+# --- which requests are sampled -----------------------------------------------------------------------------------
 
 _BITS = 53  # of a random number as a float
 KEY, _KEY_BYTES = "sampling.key", 32
@@ -488,7 +467,7 @@ def sampling_key(target: str) -> bytes:
                 write_file(path, secrets.token_bytes(_KEY_BYTES), mode=0o600)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
-        raise ValueError(f"{path} has {len(key)} bytes, expected {_KEY_BYTES}; delete it to create another key")
+        raise RankfallError(f"{path} has {len(key)} bytes, expected {_KEY_BYTES}; delete it to create another key")
     return key
 
 

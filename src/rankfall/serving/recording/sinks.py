@@ -9,19 +9,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import threading
+from abc import abstractmethod
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, SEGMENT_BYTES, SEGMENT_SECONDS, SegmentWriter
+from rankfall._errors import RankfallError
+from rankfall.serving.recording.record_segments import (
+    EVENTS,
+    SAMPLES,
+    SEGMENT_BYTES,
+    SEGMENT_SECONDS,
+    SegmentWriter,
+    encode,
+)
 from rankfall.storage import disk as _disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -71,11 +84,24 @@ class Sink(Protocol):
 
 
 BROKERS = "nats://HOST:PORT/STREAM or kafka://HOST:PORT/TOPIC"
-_QUERIES = {"file": (), "nats": (), "kafka": ("properties",)}  # names of options
-_PORTS = {"nats": 4222, "kafka": 9092}
-_NAMES = {  # subjects of NATS have dots between their parts
-    "nats": ("stream", re.compile(r"[A-Za-z0-9_-]{1,255}"), "1 to 255 letters, digits, _ and -"),
-    "kafka": ("topic", re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}"), "1 to 249 letters, digits, ., _ and -"),
+_SERVER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
+
+
+class _Scheme(NamedTuple):
+    """How the URLs of a kind of broker are written."""
+
+    port: int
+    word: str  # for what the path names
+    pattern: str
+    rule: str  # the pattern in words
+    options: tuple[str, ...]  # after the path
+
+
+_BROKERS = {  # subjects of NATS have dots between their parts
+    "nats": _Scheme(4222, "stream", r"[A-Za-z0-9_-]{1,255}", "1 to 255 letters, digits, _ and -", ()),
+    "kafka": _Scheme(
+        9092, "topic", r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}", "1 to 249 letters, digits, ., _ and -", ("properties",)
+    ),
 }
 
 
@@ -112,52 +138,42 @@ def parse_sink(target: str, *, expected: str = f"a directory, {BROKERS}") -> Pat
     """
     if "://" not in target:
         if not target or "\0" in target:
-            raise ValueError(f"found {target!r}, expected {expected}")
+            raise RankfallError(f"found {target!r}, expected {expected}")
         return Path(target)
+    shown = shown_target(target)
     try:
         parts = urlsplit(target)
         query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
-        raise ValueError(f"{shown_target(target)} is not a URL ({error})") from None
-    if parts.scheme not in _QUERIES:
-        raise ValueError(f"found {shown_target(target)}, expected {expected}")
-    unknown = sorted(query.keys() - set(_QUERIES[parts.scheme]))
+        raise RankfallError(f"{shown} is not a URL ({error})") from None
+    scheme = _BROKERS.get(parts.scheme)
+    if scheme is None and parts.scheme != "file":
+        raise RankfallError(f"found {shown}, expected {expected}")
+    options = () if scheme is None else scheme.options
+    unknown = sorted(query.keys() - set(options))
     if unknown or parts.fragment:
-        allowed = " or ".join(_QUERIES[parts.scheme]) or "nothing"
-        raise ValueError(
-            f"{shown_target(target)}: found {', '.join(unknown) or '#'} after the path, expected {allowed}"
-        )
-    if parts.scheme == "file":
+        allowed = " or ".join(options) or "nothing"
+        raise RankfallError(f"{shown}: found {', '.join(unknown) or '#'} after the path, expected {allowed}")
+    if scheme is None:
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
-            raise ValueError(f"found {shown_target(target)}, expected file:///DIR with an absolute path")
+            raise RankfallError(f"found {shown}, expected file:///DIR with an absolute path")
         return Path(unquote(parts.path))
-    return _broker(target, parts, query)
-
-
-def _broker(target: str, parts: SplitResult, query: Mapping[str, str]) -> BrokerUrl:
-    word, pattern, rule = _NAMES[parts.scheme]
     name = parts.path.removeprefix("/")
-    if not pattern.fullmatch(name):
-        raise ValueError(f"{shown_target(target)}: found {name!r} as {word}, expected {rule}")
+    if not re.fullmatch(scheme.pattern, name):
+        raise RankfallError(f"{shown}: found {name!r} as {scheme.word}, expected {scheme.rule}")
     userinfo, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = userinfo.partition(":")
+    user, _, password = (unquote(part) for part in userinfo.partition(":"))
     if user and parts.scheme == "kafka":
-        raise ValueError(
-            f"{shown_target(target)}: Kafka takes no user in its URL; write ?properties=FILE with "
-            "sasl.username and sasl.password"
-        )
-    servers = tuple(_server(target, host, _PORTS[parts.scheme]) for host in hosts.split(","))
-    return BrokerUrl(
-        parts.scheme, servers, name, unquote(user) if user else None, unquote(password) if password else None, query
-    )
-
-
-def _server(target: str, text: str, default: int) -> str:
-    found = re.fullmatch(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?", text)
-    port = int(found["port"] or default) if found else 0
-    if found is None or not 0 < port < 65536:
-        raise ValueError(f"{shown_target(target)}: found {text!r} as server, expected HOST:PORT")
-    return f"{found['host']}:{port}"
+        hint = "write ?properties=FILE with sasl.username and sasl.password"
+        raise RankfallError(f"{shown}: Kafka takes no user in its URL; {hint}")
+    servers = []
+    for host in hosts.split(","):
+        found = _SERVER.fullmatch(host)
+        port = int(found["port"] or scheme.port) if found else 0
+        if found is None or not 0 < port < 65536:
+            raise RankfallError(f"{shown}: found {host!r} as server, expected HOST:PORT")
+        servers.append(f"{found['host']}:{port}")
+    return BrokerUrl(parts.scheme, tuple(servers), name, user or None, password or None, query)
 
 
 def shown_target(target: str) -> str:
@@ -183,15 +199,15 @@ class FileSink:
     def __init__(
         self, directory: Path, *, max_bytes: int = SEGMENT_BYTES, max_seconds: float = SEGMENT_SECONDS
     ) -> None:
-        self._directories = [directory / kind for kind in (SAMPLES, EVENTS)]
+        self._directory = directory
         self._writers = {
             kind: SegmentWriter(directory / kind, max_bytes=max_bytes, max_seconds=max_seconds)
             for kind in (SAMPLES, EVENTS)
         }
 
     def check(self) -> None:
-        for directory in self._directories:
-            probe = directory / f".probe-{os.getpid()}"
+        for kind in self._writers:
+            probe = self._directory / kind / f".probe-{os.getpid()}"
             try:
                 with _disk.open_new(probe) as file:
                     file.write(bytes(_PROBE_BYTES))
@@ -202,21 +218,97 @@ class FileSink:
         self._writers[kind].write(batch, durable=durable)
 
     def tick(self) -> None:
-        self._for_each(SegmentWriter.complete_if_due)
+        samples, events = self._writers.values()
+        try:
+            samples.complete_if_due()
+        finally:  # an error of one kind does not concern the other
+            events.complete_if_due()
 
     def take_lost(self) -> int:
         return 0
 
     def close(self) -> None:
-        self._for_each(SegmentWriter.close)
-
-    def _for_each(self, act: Callable[[SegmentWriter], None]) -> None:
-        """Call a method of both writers, of the second one also if the first one fails."""
-        first, second = self._writers.values()
+        samples, events = self._writers.values()
         try:
-            act(first)
+            samples.close()
         finally:
-            act(second)
+            events.close()
+
+
+DELIVERY_SECONDS = 3.0  # until a message that was not confirmed is given up
+MAX_UNCONFIRMED = 32 << 20  # bytes of messages that were not written durably
+
+
+class BrokerSink(Sink):
+    """Delivers batches to a broker as messages, each with a unique id; implements :class:`Sink`.
+
+    Args:
+        url: Servers, and the stream or topic.
+    """
+
+    def __init__(self, url: BrokerUrl) -> None:
+        self._url = url
+        self._name = os.urandom(8).hex()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # futures are settled in the thread of the broker's client
+        self._unconfirmed: dict[Future[None], int] = {}  # bytes by message
+        self._lost = 0
+
+    @abstractmethod
+    def _max_message(self) -> int:
+        """Return the bytes of the largest message; raise a SinkError if there is no connection."""
+
+    @abstractmethod
+    def _deliver(self, kind: Kind, id: str, payload: bytes) -> Future[None]:
+        """Begin to deliver a message; the future fails with a SinkError after DELIVERY_SECONDS at the latest."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Close the connection, and fail what was not confirmed."""
+
+    def _wait(self, messages: Sequence[Future[None]], seconds: float) -> None:
+        """Wait until messages are confirmed or have failed."""
+        wait(messages, seconds)
+
+    def write(self, kind: Kind, batch: pa.RecordBatch, *, durable: bool) -> None:
+        try:
+            parts = encode(batch, self._max_message())
+        except ValueError as error:
+            raise SinkError(f"{self._url}: {error}") from None
+        waiting = sum(self._unconfirmed.copy().values())
+        if not durable and waiting and waiting + sum(len(payload) for payload, _ in parts) > MAX_UNCONFIRMED:
+            raise SinkError(f"{self._url}: {waiting:,} bytes were not confirmed yet")
+        messages = []
+        for payload, records in parts:
+            message = self._deliver(kind, f"{self._name}-{next(self._numbers)}", payload)
+            messages.append(message)
+            if not durable:
+                self._unconfirmed[message] = len(payload)
+                message.add_done_callback(partial(self._settle, records))
+        if durable:
+            self._wait(messages, DELIVERY_SECONDS + 1)
+            for message in messages:
+                if not message.done():
+                    raise SinkError(f"{self._url}: not confirmed in time")
+                message.result()
+
+    def _settle(self, records: int, message: Future[None]) -> None:
+        """Take note that a message was confirmed or lost."""
+        with self._lock:
+            del self._unconfirmed[message]
+            self._lost += records if message.cancelled() or message.exception() else 0
+
+    def tick(self) -> None:
+        pass
+
+    def take_lost(self) -> int:
+        with self._lock:
+            lost, self._lost = self._lost, 0
+        return lost
+
+    def close(self) -> None:
+        self._wait(list(self._unconfirmed.copy()), DELIVERY_SECONDS + 1)
+        self._disconnect()
 
 
 def open_sink(target: str) -> Sink:
@@ -248,6 +340,6 @@ def requires_extra(scheme: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise RankfallError(
             f"{scheme}:// needs {error.name}, which is not installed: pip install 'rankfall[{scheme}]'"
         ) from None

@@ -20,6 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rankfall._errors import RankfallError
 from rankfall.serving.bundle import Bundle
 from rankfall.serving.bundle_files import errors_name, is_bundle, remove_unused_copies, why_no_bundle
 from rankfall.serving.service import settings as limits
@@ -129,9 +130,9 @@ def load_untried(path: Path, copies: Path | None, seal: str) -> ServedBundle:
     except (ValueError, OSError):
         raise
     except Exception as error:  # onnxruntime and faiss raise their own classes
-        raise ValueError(f"path: {path} cannot rank a request ({error!r})") from None
+        raise RankfallError(f"path: {path} cannot rank a request ({error!r})") from None
     if not ranking.ids:
-        raise ValueError(f"path: {path} returns no items for a request")
+        raise RankfallError(f"path: {path} returns no items for a request")
     return ServedBundle(model_name(bundle.manifest), bundle)
 
 
@@ -156,7 +157,7 @@ def find_bundle(path: Path) -> Path:
             _log.warning("%s is skipped, although it is newer than every bundle: %s", directory, reason)
         return bundle
     hint = invalid[0][1] if invalid else "see 'rankfall export --help'"
-    raise ValueError(f"path: {path} is a directory without bundles ({hint})")
+    raise RankfallError(f"path: {path} is a directory without bundles ({hint})")
 
 
 def find_bundles(path: Path) -> Iterator[Path]:
@@ -169,11 +170,11 @@ def find_bundles(path: Path) -> Iterator[Path]:
         yield path
         return
     if not path.exists():
-        raise ValueError(f"path: {path} does not exist")
+        raise RankfallError(f"path: {path} does not exist")
     if not path.is_dir():
-        raise ValueError(f"path: {path} is a file, expected a bundle or a directory of bundles")
+        raise RankfallError(f"path: {path} is a file, expected a bundle or a directory of bundles")
     if all((path / part).exists() for part in _RUN_FILES):
-        raise ValueError(f"path: {path} is a run, expected a bundle; first run: rankfall export {path} --out bundle")
+        raise RankfallError(f"path: {path} is a run, expected a bundle; first run: rankfall export {path} --out bundle")
     yield from filter(is_bundle, _newest_first(path))
 
 
@@ -293,7 +294,7 @@ def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, S
         try:
             served, seen = (_load_newest_valid if settings.watch else _load_newest)(path, settings.copies)
         except ValueError as error:
-            raise ValueError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
+            raise RankfallError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
         if served is not None:
             loaded[slot] = served
             shared.write(slot, served, seen=seen)
@@ -451,7 +452,7 @@ class BundleReloader:
             seen = await self._in_thread(fingerprint, directory)
             if self._is_unchanged(slot, directory, seen) and self._reported.get((slot, directory)) != seen:
                 self._reported[slot, directory] = seen
-                self._report_refusal(slot, ValueError(reason))
+                self._report_refusal(slot, RankfallError(reason))
 
     async def _load_if_new(self, slot: str, bundle: Path) -> bool:
         """Load a bundle that is new, completely written and valid; return whether it is served now."""

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankfall._errors import RankfallError
 from rankfall.serving.bundle_files import read_manifest
 from rankfall.serving.service import settings as limits
 from rankfall.storage.files import locked, write_file
@@ -67,17 +68,17 @@ def _run(path: Path, seal: str, size: int) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10 * seconds, env=os.environ | one_thread
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"path: {path} was not loaded within {10 * seconds:,} seconds") from None
+        raise RankfallError(f"path: {path} was not loaded within {10 * seconds:,} seconds") from None
     if done.returncode == -signal.SIGXCPU:
-        raise ValueError(f"path: {path} needs more than {seconds:,} seconds to load and to answer its examples")
+        raise RankfallError(f"path: {path} needs more than {seconds:,} seconds to load and to answer its examples")
     if done.returncode < 0:
-        raise ValueError(f"path: {path} ended the process that tried it (signal {-done.returncode})")
+        raise RankfallError(f"path: {path} ended the process that tried it (signal {-done.returncode})")
     if done.returncode:
         lines = done.stdout.splitlines()
         if not lines:
-            raise ValueError(f"path: {path} cannot be tried: {done.stderr.decode(errors='replace')[-1000:].strip()}")
+            raise RankfallError(f"path: {path} cannot be tried: {done.stderr.decode(errors='replace')[-1000:].strip()}")
         is_of_system, message = json.loads(lines[-1])
-        raise OSError(message) if is_of_system else ValueError(message)
+        raise OSError(message) if is_of_system else RankfallError(message)
 
 
 def main(check: Callable[[], object], memory: int, seconds: int) -> None:

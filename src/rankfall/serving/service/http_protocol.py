@@ -19,6 +19,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rankfall._errors import RankfallError
 from rankfall.serving.service import settings as limits
 
 if TYPE_CHECKING:
@@ -224,10 +225,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Stop the header timeout and start the request."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise ValueError("not a proxy")  # the parser turns it into a 400 response
+                raise RankfallError("not a proxy")  # the parser turns it into a 400 response
             return
         if self._must_wait():
-            raise ValueError("a request before the response to the last one")  # the parser turns it into a 400 response
+            raise RankfallError(
+                "a request before the response to the last one"
+            )  # the parser turns it into a 400 response
         self._is_reading_headers = False
         self._stop_header_timer()
         self._unset_keepalive_if_required()
@@ -276,7 +279,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _count_header_bytes(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > limits.HEADER_BYTES:
-            raise ValueError("headers too large")  # the parser turns it into a 400 response
+            raise RankfallError("headers too large")  # the parser turns it into a 400 response
 
     # --- timeouts ---------------------------------------------------------------------------------------------------
 

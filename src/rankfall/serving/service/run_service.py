@@ -19,6 +19,7 @@ from uvicorn import Config, Server
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors.multiprocess import Multiprocess
 
+from rankfall._errors import RankfallError
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.bundle_slots import MAIN, SharedState, load_initial_bundles
 from rankfall.serving.service.http_protocol import LimitedHttpProtocol
@@ -226,7 +227,7 @@ def _run_workers(config: Config, listening: socket.socket, on_start: Callable[[]
     workers = _Workers(config, [listening], on_start, seconds)
     workers.run()
     if any(worker.exitcode == STARTUP_FAILURE for worker in workers.processes):
-        raise ValueError("workers: they do not start; the log above has details")
+        raise RankfallError("workers: they do not start; the log above has details")
     return workers.second_signal
 
 

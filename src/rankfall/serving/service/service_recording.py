@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from rankfall._errors import RankfallError
 from rankfall.encoding import BadValueError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES
 from rankfall.serving.recording.recorder import (
@@ -52,7 +54,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
         stages = len(served.bundle.stages)
         if len(counts) not in (1, stages):
             found = ",".join(map(str, counts))
-            raise ValueError(
+            raise RankfallError(
                 f"sample-items: found {found}, expected one number, or {stages} numbers for the stages "
                 f"{', '.join(served.bundle.names)} of {served.bundle.path}"
             )
@@ -66,7 +68,7 @@ def check_recording(settings: Settings, loaded: Mapping[str, ServedBundle]) -> N
     except OSError as error:
         raise OSError(f"samples: {shown_target(settings.samples)} cannot be written ({error})") from None
     except ValueError as error:
-        raise ValueError(f"samples: {error}") from None
+        raise RankfallError(f"samples: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,7 @@ class ServiceRecording:
         metrics = self._metrics
         self._recorder = Recorder(
             open_sink(self._target),
-            count=metrics.record_samples,
-            count_error=lambda: metrics.record_sink_error(SAMPLES),
+            count=partial(metrics.record_written, SAMPLES),
             counts=self._counts,
             max_requests=limits.SAMPLE_QUEUE,
             max_bytes=limits.SAMPLE_QUEUE_BYTES,
@@ -123,8 +124,7 @@ class ServiceRecording:
         self._events = EventWriter(
             open_sink(self._target),
             self.clock,
-            count=metrics.record_events,
-            count_error=lambda: metrics.record_sink_error(EVENTS),
+            count=partial(metrics.record_written, EVENTS),
             max_events=limits.EVENT_QUEUE,
         )
         self._recorder.start()
@@ -293,17 +293,12 @@ class ServiceMetrics:
         """Count a new bundle, which was ``taken`` or ``refused``."""
         self._swaps.labels(result).inc()
 
-    def record_samples(self, result: str, requests: int) -> None:
-        """Count answered requests, whose records were ``written``, ``unsampled`` or ``dropped``."""
-        self._samples.labels(result).inc(requests)
-
-    def record_events(self, result: str, events: int) -> None:
-        """Count events, which were ``written`` or ``refused``."""
-        self._events.labels(result).inc(events)
-
-    def record_sink_error(self, kind: str) -> None:
-        """Count an error of the sink of samples or of events."""
-        self._sink_errors.labels(kind).inc()
+    def record_written(self, kind: str, result: str, records: int) -> None:
+        """Count samples or events by what happened to them, or ``errors`` of their sink."""
+        if result == "errors":
+            self._sink_errors.labels(kind).inc(records)
+        elif records:
+            (self._samples if kind == SAMPLES else self._events).labels(result).inc(records)
 
     def update_queue(self) -> None:
         """Set the gauges of the queues."""

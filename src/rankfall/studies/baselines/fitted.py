@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rankfall._config import dump
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import Moments
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.metrics.named import parse
@@ -126,14 +127,14 @@ def import_lightgbm() -> Any:
     try:
         import lightgbm
     except ImportError:
-        raise ValueError("kind: lightgbm needs LightGBM, which is not installed: pip install lightgbm") from None
+        raise RankfallError("kind: lightgbm needs LightGBM, which is not installed: pip install lightgbm") from None
     return lightgbm
 
 
 def _dataset(lightgbm: Any, lists: Lists, reference: Any = None) -> Any:
     labels = lists.labels
     if np.any((labels < 0) | (labels > MAX_LABEL) | (labels != np.floor(labels))):
-        raise ValueError(
+        raise RankfallError(
             f"kind: lightgbm takes whole labels from 0 to {MAX_LABEL}, the data have others "
             f"between {labels.min():g} and {labels.max():g}"
         )
@@ -179,7 +180,7 @@ class Ridge(Baseline[RidgeConfig]):
         try:
             model = read_json_file(directory / WEIGHTS)
         except ValueError:
-            raise ValueError(f"{directory / WEIGHTS} is damaged: it is not JSON") from None
+            raise RankfallError(f"{directory / WEIGHTS} is damaged: it is not JSON") from None
         return _predict(self.config, model, lists)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from rankfall._errors import RankfallError
 from rankfall._lists import any_order, rank_order, safe_divide
 from rankfall.studies.diagnosis.diagnosis_result import Agreement, CutDistance, LargerQuota, Oracle, Segment
 
@@ -291,7 +292,7 @@ class FunnelLists:
         total = collected.truth.double().sum(-1, keepdim=True)
         rows = (total.squeeze(-1) > 0).nonzero().squeeze(-1)
         if not len(rows):
-            raise ValueError("diagnosis: no request has a relevant item, so nothing can be lost")
+            raise RankfallError("diagnosis: no request has a relevant item, so nothing can be lost")
         scores = collected.select(rows)
         generator = torch.Generator().manual_seed(SEED)
         orders = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import numpy as np
 import torch
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall._lists import safe_divide
 from rankfall.storage.disk import make_directory
 from rankfall.studies.evaluate import Measuring, scores_of_run
@@ -101,7 +101,7 @@ def parse_costs(words: Sequence[str], stages: Sequence[str]) -> tuple[list[Stage
     if len(units) > 1:
         problems.append("found costs with and without a unit of time, expected one kind")
     if problems:
-        raise ValueError("cost: " + "; ".join(problems))
+        raise RankfallError("cost: " + "; ".join(problems))
     return [costs[stage] for stage in stages], next(iter(units), "units")
 
 
@@ -125,10 +125,10 @@ def parse_budget(text: str, unit: Unit) -> float:
     """
     parsed = parse_cost(text)
     if parsed is None or not 0 < parsed[0] < math.inf:
-        raise ValueError(f"budget: found {text!r}, expected {EXPECTED}, more than 0")
+        raise RankfallError(f"budget: found {text!r}, expected {EXPECTED}, more than 0")
     if (parsed[1] == "s") != (unit == "s"):
         expected = "a time such as 5ms" if unit == "s" else "a number without a unit, as the costs have none"
-        raise ValueError(f"budget: found {text!r}, expected {expected}")
+        raise RankfallError(f"budget: found {text!r}, expected {expected}")
     return parsed[0]
 
 
@@ -222,7 +222,7 @@ def plan_quotas(
     combined = quota_tuples(tried)
     if not combined:
         shown = ", ".join(f"{stage}={','.join(map(str, quotas))}" for stage, quotas in tried.items())
-        raise ValueError(f"grid: found {shown}, expected quotas of which no stage keeps more than the one before it")
+        raise RankfallError(f"grid: found {shown}, expected quotas of which no stage keeps more than the one before it")
     choices = list(dict.fromkeys([*combined, tuple(current)]))
     done = 0
 
@@ -316,7 +316,7 @@ def _choose(
         place = cheapest_for_value(cost, value, target.value)
         if place is None:
             best = int(value.argmax())
-            raise ValueError(
+            raise RankfallError(
                 f"recall: found {target.value:g}, expected at most {value[best]:.4f}, the largest "
                 f"{metric} of the grid, for {shown_quotas(best)}"
             )
@@ -325,7 +325,7 @@ def _choose(
     place = best_for_budget(cost, value, budget)
     if place is None:
         least = pareto(cost, value)[0]
-        raise ValueError(
+        raise RankfallError(
             f"budget: found {show_cost(budget, unit)}, expected at least the cost of the cheapest quotas of "
             f"the grid, {shown_quotas(least)}, which have {metric} {value[least]:.4f}"
         )
@@ -343,7 +343,7 @@ def weight_of(scores: StageScores, metric: Metric) -> Floats:
     if metric == "joint_value":
         sizes = scores.relevance[scores.truth > 0].unique()
         if len(sizes) < 2:
-            raise ValueError(
+            raise RankfallError(
                 "metric: found joint_value, but all relevant items have the same relevance, so that it equals "
                 "joint_recall; expected joint_recall"
             )
@@ -356,7 +356,7 @@ def _make_grid(
 ) -> dict[str, list[int]]:
     """Return the quotas to try, for which the lists are exact."""
     if len(scores.stages) < 2:
-        raise ValueError(
+        raise RankfallError(
             "stages: found one stage, expected at least two; the quota of the last stage has no cost, so there is "
             "nothing to plan"
         )
@@ -364,7 +364,7 @@ def _make_grid(
     tried = make_grid(scores.stages, current, grid, longest if scores.complete else min(longest, reach or longest))
     largest = max(tried[scores.stages[0]])
     if not scores.complete and reach is not None and largest > reach:
-        raise ValueError(
+        raise RankfallError(
             f"grid: found a quota of {scores.stages[0]} of {largest:,}, expected at most {reach:,}, the number of "
             "items that the lists hold"
         )

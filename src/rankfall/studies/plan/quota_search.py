@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -214,7 +214,7 @@ def parse_grid(words: Sequence[str], stages: Sequence[str]) -> dict[str, list[in
         else:
             grid[stage] = [*grid.get(stage, []), *map(int, text.split(","))]
     if problems:
-        raise ValueError("grid: " + "; ".join(problems))
+        raise RankfallError("grid: " + "; ".join(problems))
     return grid
 
 

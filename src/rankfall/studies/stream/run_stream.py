@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankfall._config import ConfigError
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.storage.disk import delete, delete_tree, make_directory
 from rankfall.storage.files import is_temporary, locked, write_file
@@ -160,7 +161,7 @@ def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, 
     return summarise(
         Outcome(
             values={method: {metric: of[method] for metric, of in values.items()} for method in methods},
-            chance=chance,
+            chance=dict.fromkeys(methods, chance),
             higher_is_better={metric: higher_is_better(metric) for metric in values},
             folds=[len(next(iter(chance.values())))],
         )
@@ -466,13 +467,13 @@ def _check_endless(config: StreamConfig, runs: Sequence[StreamRun]) -> None:
 
 def _check_free(out: Path, *, resume: bool, force: bool) -> None:
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, expected a directory for the stream")
+        raise RankfallError(f"{out} is a file, expected a directory for the stream")
     if not out.exists() or not any(path.name != LOCK and not is_temporary(path) for path in out.iterdir()):
         return
     if not (out / STREAM_CONFIG).is_file():
-        raise ValueError(f"{out} holds other files and no stream; name another directory")
+        raise RankfallError(f"{out} holds other files and no stream; name another directory")
     if not (resume or force):
-        raise ValueError(
+        raise RankfallError(
             f"{out} holds a stream already; name another directory, continue it with --resume, or replace it with "
             "--force"
         )

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from rankfall._config import ConfigError, Section, read_source
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import short_name
 from rankfall.studies.comparison_plan import Methods, Seeds, check_keys, errors_of, validated
 from rankfall.training.config.cascade_config import LogConfig, validate_cascade
-from rankfall.training.config.component_checks import has_schedule
+from rankfall.training.config.component_checks import has_schedule, names_first
 from rankfall.training.config.load_config import apply_overrides, merge, set_option
 from rankfall.training.config.sections import as_names
 
@@ -72,7 +72,7 @@ class StreamConfig(Section):
             if key not in allowed:
                 why = "; a stream tests on every day, then trains on it" if key in _USES else ""
                 hint = did_you_mean(key, allowed)
-                raise ValueError(f"data: unknown key {key!r}{hint}; allowed are {', '.join(allowed)}{why}")
+                raise RankfallError(f"data: unknown key {key!r}{hint}; allowed are {', '.join(allowed)}{why}")
         return self
 
     @property
@@ -92,11 +92,12 @@ class StreamRun:
     directory: Path
 
 
+@names_first
 def load_stream(path: ConfigLike, overrides: Sequence[str] = ()) -> StreamConfig:
     """Read a stream from a YAML file, or from its content, and apply ``key=value`` overrides.
 
     Raises:
-        ConfigError: If a key or value is wrong, also one of a method. torch is not imported for built-in components.
+        ConfigError: If a key or value is wrong, also one of a method. Names are checked before components are imported.
     """
     content, where = read_source(path)
     config = validated(StreamConfig, apply_overrides(content, overrides), where)

@@ -27,8 +27,8 @@ from pydantic import (
 
 from rankfall._config import MAX_COUNT, OptionError, Section, shown
 from rankfall._errors import did_you_mean
-from rankfall.registry.option_values import forms, unknown_metric
-from rankfall.registry.references import absolute_references, is_reference, split_cutoffs
+from rankfall.registry import metric_names
+from rankfall.registry.references import absolute_references, split_cutoffs
 from rankfall.training.config.component_checks import (
     JOINT,
     JOINT_VALUE,
@@ -41,6 +41,7 @@ from rankfall.training.config.component_checks import (
     check_model,
     component_name,
     higher_is_better,
+    imports_allowed,
     list_metric,
     measures,
     split_stage,
@@ -77,7 +78,7 @@ else:  # a type checker accepts only types that are written out
 def _check_list_length(value: object) -> object:
     if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
         return value
-    raise ValueError(
+    raise RankfallError(
         f"found {shown(value)}{did_you_mean(value, ['all'])}, expected a whole number from 1 to {MAX_COUNT}, or all"
     )
 
@@ -87,7 +88,7 @@ Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
 
 def _check_depth(value: int | str | None) -> int | str | None:
     if isinstance(value, int) and not -1 <= value <= MAX_COUNT:
-        raise ValueError(f"found {shown(value)}, expected the number of a logged stage, or -1 for random negatives")
+        raise RankfallError(f"found {shown(value)}, expected the number of a logged stage, or -1 for random negatives")
     return value
 
 
@@ -131,7 +132,7 @@ class LogConfig(Section):
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         if self.length == "all" and self.length_from == "batch":
-            raise ValueError("length_from: found 'batch' with length 'all', which takes every item and draws none")
+            raise RankfallError("length_from: found 'batch' with length 'all', which takes every item and draws none")
         return self
 
     def days(self, role: Role) -> list[str]:
@@ -190,28 +191,25 @@ class ObjectiveConfig(ComponentSection):
         return self
 
 
+_METRICS = "joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, or joint/FEEDBACK"
+
+
 def _is_cascade_metric(name: str) -> str:
-    if name not in (JOINT, JOINT_VALUE) and ("/" not in name or not higher_is_better(name)):
-        raise ValueError(
-            f"found {name!r}, expected joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, or "
-            "joint/FEEDBACK"
-        )
+    if name not in (JOINT, JOINT_VALUE) and "/" not in name:
+        raise ValueError(f"found {name!r}, expected {_METRICS}")
     return absolute_metric(name)
 
 
 def _is_stage_metric(name: str) -> str:
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    own = (PUBLISHED_NDCG, VALUE_NDCG)
-    allowed = [*(form for form in forms() if form != "ndcg"), *own, *(f"{metric}@k" for metric in own)]
-    word, _ = split_cutoffs(name)
-    if not is_reference(word) and word not in {form.partition("@")[0] for form in allowed}:
-        raise unknown_metric(name, allowed)
+    metric_names.check_word(name, (PUBLISHED_NDCG, VALUE_NDCG))
+    word, listed = split_cutoffs(name)[0], list_metric(name)
     try:
-        checked = check_metric(list_metric(name))
+        checked = check_metric(listed)
     except ValueError as error:  # names the metric of lists that is applied
         raise ValueError(str(error).replace(list_metric(word), word)) from None
-    return checked if is_reference(word) else name
+    return checked if listed == name else name
 
 
 StageMetric = Annotated[str, AfterValidator(_is_stage_metric)]
@@ -247,13 +245,13 @@ class WeightConfig(Section):
     def _is_not_constant(self) -> Self:
         if self.examination is not None:
             if (self.base, self.scale) != (1.0, 1.0) or self.clip <= 1:
-                raise ValueError(
+                raise RankfallError(
                     f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g} with examination, expected "
                     "no base, no scale and a clip above 1"
                 )
             return self
         if self.scale == 0 or self.base >= self.clip:
-            raise ValueError(
+            raise RankfallError(
                 f"found base {self.base:g}, scale {self.scale:g} and clip {self.clip:g}, so that all items have the "
                 "same weight; expected a scale above 0 and a base below clip"
             )
@@ -266,7 +264,7 @@ def _weight_of(value: object) -> object:
 
 def _is_feedback(name: str) -> str:
     if name.partition("@")[0] in RESERVED or "/" in name:
-        raise ValueError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
+        raise RankfallError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
     return name
 
 
@@ -343,20 +341,20 @@ class CascadeConfig(Section):
         names = [stage.name for stage in self.stages]
         for before, stage in zip(self.stages, self.stages[1:], strict=False):
             if stage.quota > before.quota:
-                raise ValueError(
+                raise RankfallError(
                     f"stages: {stage.name} keeps {stage.quota} items, but {before.name} before it keeps {before.quota}"
                 )
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"stages: two stages have the name {name!r}")
+                raise RankfallError(f"stages: two stages have the name {name!r}")
         for place, stage in enumerate(self.stages):
             if self.objective.classifies and stage.model.get("grades") is None:
-                raise ValueError(
+                raise RankfallError(
                     f"stages.{place}.model.grades: missing; grade_softmax_loss needs one output per grade, but a stage "
                     "gives one score without this option of din and mlp"
                 )
         if self.feedback and "joint" in names:
-            raise ValueError(
+            raise RankfallError(
                 "stages: a stage has the name 'joint', which metrics of feedback use for the whole cascade"
             )
         self._check_metric(names)
@@ -365,16 +363,18 @@ class CascadeConfig(Section):
     def _check_metric(self, names: list[str]) -> None:
         metric = self.training.metric
         if metric in (JOINT, JOINT_VALUE, *self.metrics):
+            if imports_allowed() and not higher_is_better(metric):
+                raise ValueError(f"training.metric: found {metric!r}, expected {_METRICS}")
             return
         if split_stage(metric)[0] not in (*names, "joint"):
-            raise ValueError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
+            raise RankfallError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
         everywhere = measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
-            raise ValueError(
+            raise RankfallError(
                 f"training.metric: found {metric!r}, which is not measured with data.length all, because later stages "
                 f"do not score all items; expected one of {', '.join(self.metrics)}"
             )
-        raise ValueError(
+        raise RankfallError(
             f"training.metric: found {metric!r}, expected joint_recall, STAGE/alone/recall, STAGE/alone/ndcg, "
             f"STAGE/alone/ with one of stage_metrics ({', '.join(self.stage_metrics) or 'which is empty'}), "
             "joint_value, or joint/FEEDBACK with "

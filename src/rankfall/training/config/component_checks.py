@@ -1,33 +1,29 @@
-"""Checks of the options of losses, objectives, models and metrics before any of them is built.
+"""Checks of the options of losses, objectives, models and metrics before any of them is built; names of metrics.
 
-Names, required options, types and ranges come from the signatures in :mod:`rankfall.registry`. Those of built-in
-components are checked without importing torch. What depends on several options, or on the data, is checked by the
-component itself when a training run builds it, before anything is written.
+Names, required options, types and ranges come from :mod:`rankfall.registry`. A configuration is validated twice: first
+without importing any component, so that torch is not needed for most mistakes and code of users does not run; then
+with their options. What depends on several options, or on the data, is checked by the component itself when a training
+run builds it, before anything is written.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
 
 from rankfall import registry
 from rankfall._config import ConfigError, OptionError, explain, shown
 from rankfall._errors import did_you_mean
-from rankfall.registry import option_values as metric_names
-from rankfall.registry.option_values import check_value, expected_type, parse_name
-from rankfall.registry.references import UnresolvedError, absolute, find, is_reference, split_cutoffs
-from rankfall.registry.signatures import Option
+from rankfall.registry import Option, metric_names
+from rankfall.registry.references import UnresolvedError, absolute, find, is_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-
-    from pydantic_core import ErrorDetails
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from rankfall.registry import Kind
 
@@ -39,11 +35,53 @@ ScheduleName = Literal["constant", "linear", "exponential"]
 
 # Options of a soft top-k besides those of its operator.
 _TOPK_OPTIONS = {
-    "normalised": Option("normalised", bool, True),
-    "gradient": Option("gradient", Literal["rows", "exact", "one_minus"] | None, None),
+    "normalised": Option("normalised", True, bool),
+    "gradient": Option("gradient", None, Literal["rows", "exact", "one_minus"] | None),
 }
 
 Model = TypeVar("Model", bound=BaseModel)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+_IMPORTS: ContextVar[bool] = ContextVar("whether components may be imported", default=True)
+
+
+def imports_allowed() -> bool:
+    """Return whether components may be imported: in the second of two validations."""
+    return _IMPORTS.get()
+
+
+def validate_model(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
+    """Validate a mapping. Components are imported only if everything that does not need it is right.
+
+    Args:
+        model: Class of the configuration.
+        content: The mapping.
+        where: Prefix of error messages, such as the path of the file.
+
+    Raises:
+        ConfigError: If a key or value is wrong. The message names every wrong key.
+    """
+    try:
+        return names_first(model.model_validate)(dict(content))
+    except ValidationError as error:
+        raise ConfigError(explain(error, where)) from None
+
+
+def names_first(validate: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function that validates configurations run first without importing components, then with their options."""
+
+    @wraps(validate)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if imports_allowed():
+            token = _IMPORTS.set(False)
+            try:
+                validate(*args, **kwargs)
+            finally:
+                _IMPORTS.reset(token)
+        return validate(*args, **kwargs)
+
+    return call
 
 
 class Schedule(NamedTuple):
@@ -52,32 +90,6 @@ class Schedule(NamedTuple):
     start: float
     end: float
     schedule: ScheduleName
-
-
-def check_model(config: Mapping[str, Any]) -> None:
-    """Check the kind of the model of a stage and its options.
-
-    Raises:
-        OptionError: If the kind or an option is unknown, or an option has a wrong value.
-    """
-    options = dict(config)
-    kind = options.pop("kind", None)
-    check_name("model", kind, "kind")
-    check_component("model", kind, options)
-
-
-def check_metric(name: str) -> str:
-    """Return the name of a metric, with the absolute path of its file if it has one.
-
-    Raises:
-        ValueError: If no metric has the name, or its cutoffs do not fit.
-    """
-    name = absolute(name)
-    word, _ = split_cutoffs(name)
-    if not _imports_allowed("metric", word):
-        return name
-    parse_name(name)
-    return name
 
 
 def read_schedule(name: str, value: Mapping[str, Any]) -> Schedule:
@@ -121,66 +133,7 @@ def has_schedule(options: Mapping[str, Any]) -> bool:
     return False
 
 
-# --- code of users ------------------------------------------------------------------------------------------------
-
-_SKIPPED: ContextVar[list[str] | None] = ContextVar("components that were not imported", default=None)
-
-
-@contextmanager
-def without_imports() -> Iterator[list[str]]:
-    """Check configurations without importing components of users, whose options are then not checked.
-
-    Yields:
-        The names of the components that were not imported. It is filled by the checks.
-    """
-    outer = _SKIPPED.get()
-    skipped: list[str] = []
-    token = _SKIPPED.set(skipped)
-    try:
-        yield skipped
-    finally:
-        _SKIPPED.reset(token)
-        if outer is not None:
-            outer.extend(skipped)
-
-
-def validate_model(model: type[Model], content: Mapping[str, Any], where: str) -> Model:
-    """Validate a mapping. Code of users is imported only if everything that does not need it is right.
-
-    Args:
-        model: Class of the configuration.
-        content: The mapping.
-        where: Prefix of error messages, such as the path of the file.
-
-    Raises:
-        ConfigError: If a key or value is wrong. The message names every wrong key.
-    """
-    already_without = _SKIPPED.get() is not None
-    try:
-        with without_imports() as skipped:
-            found = model.model_validate(dict(content))
-        if skipped and not already_without:
-            found = model.model_validate(dict(content))
-    except ValidationError as error:
-        raise ConfigError(explain(error, where)) from None
-    return found
-
-
-def _imports_allowed(kind: Kind, name: str) -> bool:
-    """Return whether the options of a component can be checked now, which needs an import unless it is built in."""
-    skipped = _SKIPPED.get()
-    if skipped is None or not is_own(kind, name):
-        return True
-    skipped.append(name)
-    return False
-
-
-def is_own(kind: Kind, name: str) -> bool:
-    """Return whether a name is that of a component of a user: registered, an entry point, or a reference."""
-    return not registry.is_builtin(kind, name) and (is_reference(name) or registry.is_known(kind, name))
-
-
-# --- names and values ---------------------------------------------------------------------------------------------
+# --- components ---------------------------------------------------------------------------------------------------
 
 
 def component_name(kind: Kind) -> Any:
@@ -191,16 +144,10 @@ def component_name(kind: Kind) -> Any:
             {"type": "string", "description": "A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."},
         ]
     }
-    return Annotated[str, BeforeValidator(partial(_checked_name, kind)), WithJsonSchema(schema)]
+    return Annotated[str, BeforeValidator(partial(check_name, kind)), WithJsonSchema(schema)]
 
 
-def _checked_name(kind: Kind, name: object) -> str:
-    check_name(kind, name)
-    assert isinstance(name, str)
-    return absolute(name)
-
-
-def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | None = None) -> None:
+def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | None = None) -> str:
     """Check that a component of a name may exist, without importing it.
 
     Args:
@@ -209,21 +156,23 @@ def check_name(kind: Kind, name: object, *path: str, allowed: Sequence[str] | No
         path: Key of the name, for the error.
         allowed: Built-in names that are allowed. Default: all.
 
+    Returns:
+        The name, with the absolute path of its file if it has one.
+
     Raises:
         OptionError: If no component has the name, or the module or file of a reference does not exist.
     """
-    if isinstance(name, str) and is_own(kind, name):
-        if is_reference(name):
-            try:
-                find(kind, name)
-            except UnresolvedError as error:
-                raise OptionError(str(error), *path) from None
-        return
     builtin = registry.builtins(kind) if allowed is None else allowed
-    if not isinstance(name, str) or name not in builtin:
-        names = [one for one in registry.names(kind) if one in builtin or is_own(kind, one)]
-        hint = like_reference(name) or did_you_mean(name, names)
-        raise OptionError(f"found {shown(name)}{hint}; allowed are {', '.join(names)}", *path)
+    if isinstance(name, str) and (name in builtin or registry.is_own(kind, name)):
+        try:
+            if is_reference(name):
+                find(kind, name)
+        except UnresolvedError as error:
+            raise OptionError(str(error), *path) from None
+        return absolute(name)
+    names = [one for one in registry.names(kind) if one in builtin or registry.is_own(kind, one)]
+    hint = like_reference(name) or did_you_mean(name, names)
+    raise OptionError(f"found {shown(name)}{hint}; allowed are {', '.join(names)}", *path)
 
 
 def like_reference(name: object) -> str:
@@ -241,13 +190,39 @@ def like_reference(name: object) -> str:
     return f", did you mean '{module}:{attribute}'" if is_path else ""
 
 
+def check_model(config: Mapping[str, Any]) -> None:
+    """Check the kind of the model of a stage and its options.
+
+    Raises:
+        OptionError: If the kind or an option is unknown, or an option has a wrong value.
+    """
+    options = dict(config)
+    kind = options.pop("kind", None)
+    check_name("model", kind, "kind")
+    check_component("model", kind, options)
+
+
+def check_metric(name: str) -> str:
+    """Return the name of a metric, with the absolute path of its file if it has one.
+
+    Raises:
+        ValueError: If no metric has the name, or its cutoffs do not fit.
+    """
+    name = absolute(name)
+    if imports_allowed():
+        metric_names.parse_name(name)
+    else:
+        metric_names.check_word(name)
+    return name
+
+
 def check_component(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
     """Check the options of a component. Temperatures of losses and objectives can follow a schedule.
 
     Raises:
         OptionError: If an option is unknown, missing or has a wrong value.
     """
-    if not _imports_allowed(kind, name):
+    if not imports_allowed():
         return
     try:
         registry.check_options(kind, name, options)
@@ -263,68 +238,45 @@ def check_component(kind: Kind, name: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_value(option: Option, value: Any) -> None:
-    expected = expected_type(option)
-    if value is None and (type(None) in get_args(expected) or _may_be_none(option)):
+    if value is None and option.optional:
         return
-    if option.part in ("sort", "topk"):
-        _check_operator(option, value)
-    elif option.part == "loss":
-        check_stage_loss(option.name, value)
+    if option.part is not None:
+        _check_part(option, value)
     elif option.name in TEMPERATURES and isinstance(value, dict):
         read_schedule(option.name, value)
     else:
         try:
-            check_value(option, value)
+            option.check(value)
         except ValidationError as error:
-            raise _wrong_value(option.name, error.errors()) from None
+            raise _wrong_value(option.name, error) from None
 
 
-def _may_be_none(option: Option) -> bool:
-    """Return whether an option that takes a component may be left empty."""
-    if option.given is None:
-        return True
-    if isinstance(option.annotation, str):
-        return re.search(r"\bNone\b|\bOptional\b", option.annotation) is not None
-    return type(None) in get_args(option.annotation)
-
-
-def _check_operator(option: Option, value: Any) -> None:
-    """Check an operator's name, or a mapping of its name and options."""
+def _check_part(option: Option, value: Any) -> None:
+    """Check the name of an operator or loss, or a mapping of its name and options."""
     name = option.name
+    kind: Kind = "loss" if option.part == "loss" else "operator"
     given = {"name": value} if isinstance(value, str) else value
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise OptionError(f"found {shown(value)}, expected an operator's name or {{name: ..., its options}}", name)
-    operator = given["name"]
+        what = "a loss's name" if kind == "loss" else "an operator's name"
+        raise OptionError(f"found {shown(value)}, expected {what} or {{name: ..., its options}}", name)
     path = (name,) if isinstance(value, str) else (name, "name")
-    check_name("operator", operator, *path, allowed=registry.sorts() if option.part == "sort" else None)
+    check_name(kind, given["name"], *path, allowed=registry.SORTS if option.part == "sort" else None)
     options = {key: one for key, one in given.items() if key != "name"}
     own = _TOPK_OPTIONS if option.part == "topk" else {}
     try:
         for key in own.keys() & options.keys():
             _check_value(own[key], options.pop(key))
-        check_component("operator", operator, options)
+        check_component(kind, given["name"], options)
     except OptionError as error:
         raise error.inside(name) from None
 
 
-def check_stage_loss(name: str, value: Any) -> None:
-    """Check a loss that an objective applies to each stage, given by its name or by name and options."""
-    given = {"name": value} if isinstance(value, str) else value
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise OptionError(f"found {shown(value)}, expected a loss's name or {{name: ..., its options}}", name)
-    loss = given["name"]
-    check_name("loss", loss, *((name,) if isinstance(value, str) else (name, "name")))
-    try:
-        check_component("loss", loss, {key: option for key, option in given.items() if key != "name"})
-    except OptionError as error:
-        raise error.inside(name) from None
-
-
-def _wrong_value(name: str, errors: Sequence[ErrorDetails]) -> OptionError:
+def _wrong_value(name: str, error: ValidationError) -> OptionError:
     """Describe the error of the alternative that fits best: the one that fails deepest inside the value."""
-    depth = max(len(error["loc"]) for error in errors)
-    deepest = [error for error in errors if len(error["loc"]) == depth]
-    expected = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in deepest)
+    errors = error.errors()
+    depth = max(len(one["loc"]) for one in errors)
+    deepest = [one for one in errors if len(one["loc"]) == depth]
+    expected = dict.fromkeys(one["msg"].removeprefix("Input should be ") for one in deepest)
     found = deepest[0]["input"]
     words = re.findall(r"'([^']*)'", " ".join(expected))
     place = [str(part) for part in deepest[0]["loc"] if isinstance(part, int)]
@@ -332,6 +284,8 @@ def _wrong_value(name: str, errors: Sequence[ErrorDetails]) -> OptionError:
         f"found {shown(found)}{did_you_mean(found, words)}, expected {' or '.join(expected)}", name, *place
     )
 
+
+# --- metrics of cascades ------------------------------------------------------------------------------------------
 
 JOINT = "joint_recall"
 

@@ -17,15 +17,15 @@ from pydantic import (
     model_validator,
 )
 
+from rankfall import registry
 from rankfall._config import KIND, OptionError, Section
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.option_types import Activation, Init, Share
 from rankfall.training.config.component_checks import (
     check_component,
     check_metric,
     check_model,
     component_name,
-    is_own,
     like_reference,
     validate_model,
 )
@@ -78,7 +78,7 @@ class DataConfig(Section):
         for name in names:
             if names.count(name) > 1:
                 roles = [role for role in ("train", "valid", "test") for split in self.splits(role) if split == name]
-                raise ValueError(f"split {name!r} is in {' and in '.join(roles)}; a split has one use")
+                raise RankfallError(f"split {name!r} is in {' and in '.join(roles)}; a split has one use")
         return self
 
     def splits(self, role: Role) -> list[str]:
@@ -120,7 +120,7 @@ class MLPConfig(Section):
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:
         if len(self.dropout) not in (1, len(self.hidden)):
-            raise ValueError(
+            raise RankfallError(
                 f"dropout has {len(self.dropout)} values for {len(self.hidden)} hidden layers; "
                 "give one number, or one for each layer"
             )
@@ -146,7 +146,7 @@ def _read_model(value: object) -> object:
     if not isinstance(value, dict):
         return value
     kind = value.get("kind", "mlp")
-    if kind not in _BUILT_IN and not (isinstance(kind, str) and is_own("model", kind)):
+    if kind not in _BUILT_IN and not (registry.is_own("model", kind)):
         hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
     return with_preset(value, embedded=False)

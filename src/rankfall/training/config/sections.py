@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from rankfall._config import MAX_COUNT, OptionError, Section
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute_references
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Patience = Annotated[
 def _is_device(name: str) -> str:
     if not re.fullmatch(DEVICES, name):
         allowed = ["auto", "cpu", "cuda", "mps"]
-        raise ValueError(f"found {name!r}{did_you_mean(name, allowed)}, expected auto, cpu, cuda, cuda:N or mps")
+        raise RankfallError(f"found {name!r}{did_you_mean(name, allowed)}, expected auto, cpu, cuda, cuda:N or mps")
     return name
 
 

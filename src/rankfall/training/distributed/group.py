@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from rankfall._errors import RankfallError
 from rankfall.models.layers import RowNorm
 from rankfall.training.checkpoint import join, split
 from rankfall.training.run_directory import EnvironmentFailure
@@ -41,7 +42,7 @@ class LostError(EnvironmentFailure):
     """Another process ended or does not answer."""
 
 
-class PeerError(ValueError):
+class PeerError(RankfallError):
     """An error of another process, which reports it."""
 
 

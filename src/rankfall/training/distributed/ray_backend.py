@@ -17,7 +17,7 @@ import torch
 
 from rankfall._config import ConfigError
 from rankfall._engine import ATTEMPTS, enter
-from rankfall._errors import BugError, is_expected, located, traceback_text
+from rankfall._errors import BugError, RankfallError, is_expected, located, traceback_text
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import scratch_directory
 from rankfall.storage.manifests import verification, verifies
@@ -115,7 +115,9 @@ def train_by_ray(
     """
     workers = workers or engine.workers
     if workers > engine.workers:
-        raise ValueError(f"workers: found {workers}, expected at most {engine.workers}, as many as Ray has processors")
+        raise RankfallError(
+            f"workers: found {workers}, expected at most {engine.workers}, as many as Ray has processors"
+        )
     ray = engine.ray
     actor = ray.remote(num_cpus=0)(ProgressActor).remote()
     task = {
@@ -171,7 +173,9 @@ def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
     if outcome.stopped:
         raise Stopped(outcome.stopped)
     if outcome.errors:
-        raise ValueError(min(outcome.errors)[1])  # prefers the process that failed to those that report a peer's error
+        raise RankfallError(
+            min(outcome.errors)[1]
+        )  # prefers the process that failed to those that report a peer's error
     # Ray Train does not try again if a process dies in the moment in which it is started.
     times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{ATTEMPTS} times"
     raise EnvironmentFailure(

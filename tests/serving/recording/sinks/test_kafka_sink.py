@@ -86,12 +86,12 @@ def test_cluster_that_does_not_answer(kafka_mock: KafkaMock, tmp_path: Path) -> 
 
 
 def test_unconfirmed_messages_have_a_limit(kafka_mock: KafkaMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.serving.recording.kafka.MAX_UNCONFIRMED", 16)
+    monkeypatch.setattr("rankfall.serving.recording.sinks.MAX_UNCONFIRMED", 16_000)
     sink = open_sink(f"kafka://{kafka_mock.address}/limit")
     kafka_mock.signal(signal.SIGSTOP)
     try:
         sink.write("samples", samples(*hashes(100)), durable=False)
-        with pytest.raises(SinkError, match="16 kB were not confirmed yet"):
+        with pytest.raises(SinkError, match=r"[0-9,]+ bytes were not confirmed yet"):
             sink.write("samples", samples(*hashes(100)), durable=False)
     finally:
         kafka_mock.signal(signal.SIGCONT)

@@ -154,7 +154,7 @@ def test_server_that_does_not_answer(nats_server: NatsServer) -> None:
 
 
 def test_unconfirmed_messages_have_a_limit(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankfall.serving.recording.nats.MAX_UNCONFIRMED", 5000)
+    monkeypatch.setattr("rankfall.serving.recording.sinks.MAX_UNCONFIRMED", 5000)
     sink = open_sink(f"nats://{nats_server.address}/limit")
     sink.check()
     nats_server.signal(signal.SIGSTOP)

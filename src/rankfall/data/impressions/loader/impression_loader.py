@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import torch
 
 from rankfall._config import MAX_COUNT
-from rankfall._errors import checked, did_you_mean
+from rankfall._errors import RankfallError, checked, did_you_mean
 from rankfall.data.arrays import rank_share, spans
 from rankfall.data.impressions.compatibility import WITHOUT_THEM, depends_on_request
 from rankfall.data.impressions.items import BLOCK
@@ -96,7 +96,7 @@ class Catalogue:
         known = self.item[found.clamp(max=len(self) - 1)] == item
         if not bool((known | ~mask).all()):
             missing = int(item[~known & mask][0])
-            raise ValueError(f"path: item {missing} of {self.day} is not in the item table of its log")
+            raise RankfallError(f"path: item {missing} of {self.day} is not in the item table of its log")
         return found.masked_fill(~mask, len(self))
 
 
@@ -282,17 +282,17 @@ class ImpressionLoader:
             _check_int(name, value, least)
         for name, flag in (("shuffle", shuffle), ("drop_last", drop_last), ("pin_memory", pin_memory)):
             if not isinstance(flag, bool):
-                raise ValueError(f"{name}: found {flag!r}, expected True or False")
+                raise RankfallError(f"{name}: found {flag!r}, expected True or False")
         if rank >= world:
-            raise ValueError(f"rank: found {rank}, expected a number below world, which is {world}")
+            raise RankfallError(f"rank: found {rank}, expected a number below world, which is {world}")
         if negatives_from not in get_args(Source):
             hint = did_you_mean(negatives_from, get_args(Source))
-            raise ValueError(f"negatives_from: found {negatives_from!r}{hint}; allowed are 'items' and 'batch'")
+            raise RankfallError(f"negatives_from: found {negatives_from!r}{hint}; allowed are 'items' and 'batch'")
         if labels not in get_args(Labels):
             hint = did_you_mean(labels, get_args(Labels))
-            raise ValueError(f"labels: found {labels!r}{hint}; allowed are {', '.join(get_args(Labels))}")
+            raise RankfallError(f"labels: found {labels!r}{hint}; allowed are {', '.join(get_args(Labels))}")
         if negatives and length is not None:
-            raise ValueError("length: extends lists as negatives does, give one of them")
+            raise RankfallError("length: extends lists as negatives does, give one of them")
         self.log = log if isinstance(log, ImpressionLog) else ImpressionLog.load(log)
         self.batch, self.shuffle, self.seed, self.drop_last = batch, shuffle, seed, drop_last
         self.negatives, self.negatives_from, self.length = negatives, negatives_from, length
@@ -303,7 +303,7 @@ class ImpressionLoader:
         self._days = _choose(self.log, days)
         longest, shortest = _measure(self.log, self._days)
         if not longest:
-            raise ValueError(f"days: found {', '.join(self.days)}, whose impressions have no items")
+            raise RankfallError(f"days: found {', '.join(self.days)}, whose impressions have no items")
         self._layout = layout_of(self.log, longest)
         self._named = self._layout.named()
         fixed = length if isinstance(length, int) else None
@@ -320,7 +320,7 @@ class ImpressionLoader:
         self._looks_up = self._known is not None and length != "all"
         self._catalogue: Catalogue | None = None
         if not len(self):
-            raise ValueError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
+            raise RankfallError(f"drop_last: no day has {batch:,} impressions, so no batch would be left")
         self._epoch = 0
         self._next = Position()  # where the next pass begins
         self._received = Position()
@@ -329,16 +329,16 @@ class ImpressionLoader:
 
     def _check_lengths(self, longest: int) -> None:
         if isinstance(self.length, int) and self.length < longest:
-            raise ValueError(f"length: found {self.length}, but the longest list of these days has {longest} items")
+            raise RankfallError(f"length: found {self.length}, but the longest list of these days has {longest} items")
         name = "negatives" if self.length is None else "length"
         added = self._drawn or self.length == "all"
         if added and self._per_request:
-            raise ValueError(
+            raise RankfallError(
                 f"{name}: {depends_on_request(self._per_request)} in {self.log.path}, so no items can be added to "
                 f"lists; {WITHOUT_THEM}"
             )
         if self._drawn and self.negatives_from == "batch" and self.batch == 1:
-            raise ValueError("negatives_from: a batch of 1 has no other impressions to draw items from")
+            raise RankfallError("negatives_from: a batch of 1 has no other impressions to draw items from")
 
     @property
     def _per_request(self) -> list[str]:
@@ -409,7 +409,7 @@ class ImpressionLoader:
     def catalogue(self, day: str) -> Catalogue:
         """Return all items that are in the log by the end of a day, for a loader with ``length="all"``."""
         if self.length != "all" or self._known is None:
-            raise ValueError(f"length: found {self.length!r}, expected 'all' for the catalogue of a day")
+            raise RankfallError(f"length: found {self.length!r}, expected 'all' for the catalogue of a day")
         if self._catalogue is None or self._catalogue.day != day:
             self._catalogue = catalogue_of(day, self._known.until(day))
         return self._catalogue
@@ -452,14 +452,14 @@ class ImpressionLoader:
             epoch, day, batch = state["epoch"], state["day"], state["batch"]
             settings = dict(state["settings"])
         except (KeyError, TypeError, ValueError):
-            raise ValueError("state: expected the result of state_dict()") from None
+            raise RankfallError("state: expected the result of state_dict()") from None
         for name, value in self._settings().items():
             if settings.get(name) != value:
-                raise ValueError(f"state: was saved with {name} = {settings.get(name)!r}, this loader has {value!r}")
+                raise RankfallError(f"state: was saved with {name} = {settings.get(name)!r}, this loader has {value!r}")
         _check_int("epoch of state", epoch, 0)
         _check_int("batch of state", batch, 0)
         if day not in self.days or batch > self._count(self.log.days[day]):
-            raise ValueError(f"state: found batch {batch} of day {day!r}, which does not exist")
+            raise RankfallError(f"state: found batch {batch} of day {day!r}, which does not exist")
         self._epoch = epoch
         self._next = self._received = Position(self.days.index(day), batch)
 
@@ -613,16 +613,16 @@ class ImpressionLoader:
 
 def _check_int(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: found {value!r}, expected a whole number of at least {least}")
+        raise RankfallError(f"{name}: found {value!r}, expected a whole number of at least {least}")
     if value > MAX_COUNT and name != "seed":
-        raise ValueError(f"{name}: found {value!r}, expected at most {MAX_COUNT}")
+        raise RankfallError(f"{name}: found {value!r}, expected at most {MAX_COUNT}")
 
 
 @checked
 def _choose(log: ImpressionLog, days: str | Iterable[str]) -> list[Day]:
     chosen = log.choose([days] if isinstance(days, str) else days)
     if not any(len(day) for day in chosen):
-        raise ValueError(
+        raise RankfallError(
             f"days: found {', '.join(day.name for day in chosen) or 'none'}, expected days with impressions"
         )
     return chosen

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.items import (
     ITEMS,
     VERSIONS,
@@ -112,11 +113,11 @@ def _all_items(log: ImpressionLog, layout: Layout) -> tuple[NDArray[np.int32], A
     versions = log.item_versions()
     ids = table.schema.field("id").type if "id" in table.schema.names else None
     if table.schema != item_schema(log.spec, ids=ids):
-        raise ValueError(f"path: {log.path / ITEMS} does not match the spec of its log")
+        raise RankfallError(f"path: {log.path / ITEMS} does not match the spec of its log")
     if versions is not None and versions.schema != version_schema(log.spec):
-        raise ValueError(f"path: {log.path / VERSIONS} does not match the spec of its log")
+        raise RankfallError(f"path: {log.path / VERSIONS} does not match the spec of its log")
     if not len(table):
-        raise ValueError(f"negatives: the item table of {log.path} is empty, expected items to draw from")
+        raise RankfallError(f"negatives: the item table of {log.path} is empty, expected items to draw from")
     # the table may be newer than the log, which is then limited to the ids that it knows
     known = {
         f"item.{one.name}": one.rows for one in log.features.of("item") if one.embedding in log.manifest[VOCABULARIES]
@@ -278,7 +279,7 @@ def first_ordered_depth(spec: Spec) -> int:
         ValueError: If the log has no relevant stage.
     """
     if spec.relevant.stage is None:
-        raise ValueError(
+        raise RankfallError(
             f"labels: found 'published', which orders the items of the relevant stage only, but relevance is the "
             f"column {spec.relevant.column!r} of this log; expected 'full'"
         )

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import spans
 from rankfall.data.impressions.items import check_schema, impression_schema
 from rankfall.encoding import UNSEEN
@@ -131,7 +132,9 @@ class DayBlocks:
         self._blocks: list[pa.RecordBatch] = table.to_batches()
         self.starts: Rows = np.cumsum([0, *(len(block) for block in self._blocks)])
         if self.starts[-1] != len(day):
-            raise ValueError(f"path: {self.path} has {self.starts[-1]:,} impressions, its manifest states {len(day):,}")
+            raise RankfallError(
+                f"path: {self.path} has {self.starts[-1]:,} impressions, its manifest states {len(day):,}"
+            )
 
     def lengths(self, name: str = LIST) -> Iterator[Rows]:
         """Iterate over the list lengths of a column, block by block."""
@@ -158,7 +161,7 @@ class DayBlocks:
         """Return a column of a block, after checking it."""
         block = self._blocks[number]
         if name not in block.schema.names:
-            raise ValueError(f"path: {self.path} has no column {name!r}, which the manifest of the log describes")
+            raise RankfallError(f"path: {self.path} has no column {name!r}, which the manifest of the log describes")
         try:
             array = block.column(name)
             array.validate()
@@ -183,7 +186,7 @@ class DayBlocks:
 
     def damaged(self, number: int, name: str, reason: str) -> ValueError:
         """Return the error for a damaged column of a block."""
-        return ValueError(f"path: {self.path} is damaged in block {number}, column {name!r}: {reason}")
+        return RankfallError(f"path: {self.path} is damaged in block {number}, column {name!r}: {reason}")
 
 
 def numbers(array: pa.Array, column: Column) -> NDArray[Any]:

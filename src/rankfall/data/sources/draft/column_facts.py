@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import polars as pl
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.sources.rows.row_files import text_type
 
@@ -221,20 +221,20 @@ def parse_given(given: Iterable[str], columns: Sequence[str]) -> dict[str, Role]
     for text in given:
         role, equals, column = text.partition("=")
         if not equals or role not in ROLES:
-            raise ValueError(
+            raise RankfallError(
                 f"role: found {text!r}{did_you_mean(role, ROLES)}; expected ROLE=COLUMN with one of {', '.join(ROLES)}"
             )
         if column not in columns:
-            raise ValueError(
+            raise RankfallError(
                 f"role: found no column {column!r}{did_you_mean(column, columns)}; the columns are {', '.join(columns)}"
             )
         if column in found:
-            raise ValueError(f"role: found two roles of {column!r}, {found[column]} and {role}, expected one")
+            raise RankfallError(f"role: found two roles of {column!r}, {found[column]} and {role}, expected one")
         found[column] = role
     for role in SINGLE:
         twice = [column for column, other in found.items() if other == role]
         if len(twice) > 1:
-            raise ValueError(f"role: found {role}={twice[0]} and {role}={twice[1]}, expected one column")
+            raise RankfallError(f"role: found {role}={twice[0]} and {role}={twice[1]}, expected one column")
     return found
 
 
@@ -408,11 +408,11 @@ def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
         frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
     except pl.exceptions.SchemaError as error:
         names = ", ".join(str(file) for file in chosen)
-        raise ValueError(f"{names}: a column has types that do not fit each other: {error}") from None
+        raise RankfallError(f"{names}: a column has types that do not fit each other: {error}") from None
     if not len(frame):
-        raise ValueError(f"{', '.join(str(file) for file in chosen)}: found no rows")
+        raise RankfallError(f"{', '.join(str(file) for file in chosen)}: found no rows")
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
-        raise ValueError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
+        raise RankfallError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
     return Sample(typed, _all_facts(frame, typed), is_complete)
 
@@ -434,14 +434,14 @@ def with_table(sample: Sample, files: Sequence[RowFile], key: str, on_invalid: O
     parts: list[pl.DataFrame] = []
     for file in files:
         if key not in (columns := file.columns()):
-            raise ValueError(f"{file}: found no column {key!r}, as in the log; the columns are {', '.join(columns)}")
+            raise RankfallError(f"{file}: found no column {key!r}, as in the log; the columns are {', '.join(columns)}")
         with_keys = (
             batch.with_columns(pl.col(key).cast(pl.String).alias(_KEY)) for batch in _batches(file, on_invalid)
         )
         parts += [batch.join(keys, on=_KEY, how="semi") for batch in with_keys]
     table = pl.concat(parts, how="diagonal_relaxed")
     if (repeated := table[_KEY].is_duplicated()).any():
-        raise ValueError(f"{files[0]}: {key} {table[_KEY].filter(repeated).min()!r} occurs twice")
+        raise RankfallError(f"{files[0]}: {key} {table[_KEY].filter(repeated).min()!r} occurs twice")
     added = [name for name in table.columns if name not in rows.columns]
     joined = rows.join(table.select(_KEY, *added), on=_KEY, how="left", maintain_order="left").select(added)
     typed = joined.select(_typed(joined[name]) for name in added)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.assemble import RepeatCounts
 from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
@@ -140,7 +141,7 @@ class _RowSources:
             alike.setdefault(frozenset(file.columns()), []).append(file)
         headers = sorted(alike, key=lambda header: -sum(file.path.stat().st_size for file in alike[header]))
         if not headers:
-            raise ValueError(f"{', '.join(self.names)}: found tables only, expected files of the log besides them")
+            raise RankfallError(f"{', '.join(self.names)}: found tables only, expected files of the log besides them")
         logs = (one for one in headers if len(headers) == 1 or not self.guess(alike[one], known)[1].problems)
         most = next(logs, headers[0])
         log = [file for file in left if 2 * len(most & {*file.columns()}) >= len(most)]
@@ -183,7 +184,7 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
     guesses.checks += filter(None, (rows.find_table(file, guesses) for file in beside))
     for origin, files in rows.tables.items():
         if (key := guesses.one(_KEYS[origin])) is None:
-            raise ValueError(f"{origin}: the log has no column of a {_KEYS[origin]}, by which this table is joined")
+            raise RankfallError(f"{origin}: the log has no column of a {_KEYS[origin]}, by which this table is joined")
         sample = with_table(sample, files, key, rows.on_invalid)
     guess_table_columns(sample, guesses, {name: role for name, role in known.items() if name in sample.facts})
     draft = Draft(guesses=guesses, sample=sample, problems=guesses.problems, checks=guesses.checks)
@@ -344,7 +345,7 @@ def _from_letor(files: Sequence[Path], out: Path, given: list[str]) -> Draft:
     _refuse_roles(given, "LETOR text")
     names = [_split_name(path) for path in files]
     if len(set(names)) < len(names):
-        raise ValueError(f"found the splits {', '.join(names)}, expected files with different names")
+        raise RankfallError(f"found the splits {', '.join(names)}, expected files with different names")
     sources = " ".join(_argument(path) for path in files)
     return Draft(
         files={CONFIG: draft_ranker_config("lists", *_splits(names))},
@@ -358,7 +359,7 @@ def _from_letor(files: Sequence[Path], out: Path, given: list[str]) -> Draft:
 
 def _refuse_roles(given: Sequence[str], what: str) -> None:
     if given:
-        raise ValueError(f"role: found {given[0]}, but {what} has no columns to give a role to")
+        raise RankfallError(f"role: found {given[0]}, but {what} has no columns to give a role to")
 
 
 def _letor_files(sources: Sequence[Path]) -> list[Path]:
@@ -400,7 +401,7 @@ def _splits(names: Sequence[str]) -> tuple[str, str, str | None]:
         found["train"] = rest.pop(0)
     train, valid, test = found["train"], found["valid"], found["test"]
     if train is None:
-        raise ValueError(f"splits: found {', '.join(names)}, expected one to train on")
+        raise RankfallError(f"splits: found {', '.join(names)}, expected one to train on")
     if valid is None:  # a tenth of the training lists
         return f"{train}:1/2", f"{train}:2/2", test
     return train, valid, test

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.requests import above_zero
 from rankfall.data.sources.draft.column_facts import words
 from rankfall.data.sources.draft.guesses import is_categorical
@@ -329,7 +330,7 @@ def split_days(days: Sequence[str]) -> tuple[list[str], str, str | None]:
     """
     if len(days) < 2:
         found = f"one day, {days[0]}" if days else "no day"
-        raise ValueError(
+        raise RankfallError(
             f"days: found {found}, expected at least two: one to train on and one for validation. A column that "
             "divides the requests into parts can be the day: --role day=COLUMN"
         )

@@ -26,6 +26,8 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -104,7 +106,7 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
     """
     body = line.partition(b"#")[0]
     if found := _CONTROL.search(body):
-        raise ValueError(f"found a control character, {found[0]!r}, at byte {found.start() + 1}")
+        raise RankfallError(f"found a control character, {found[0]!r}, at byte {found.start() + 1}")
     tokens = body.split()
     if not tokens:
         return None
@@ -113,12 +115,12 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
     features = tokens[1:]
     if features and features[0].startswith(b"qid:"):
         if not rules.with_qid:
-            raise ValueError(f"found {_shown(features[0])}, but the lists of this file come without qid")
+            raise RankfallError(f"found {_shown(features[0])}, but the lists of this file come without qid")
         qid = features.pop(0)[4:]
         if not qid:
-            raise ValueError("found no id after 'qid:'")
+            raise RankfallError("found no id after 'qid:'")
     elif rules.with_qid:
-        raise ValueError("found no 'qid:' after the label")
+        raise RankfallError("found no 'qid:' after the label")
     ids: list[int] = []
     values: list[float] = []
     for token in features:
@@ -140,27 +142,27 @@ def parse_number(token: bytes) -> float:
         return math.nan
     if word.lstrip(b"+-") in _INFINITE:
         return -math.inf if word.startswith(b"-") else math.inf
-    raise ValueError(f"{_shown(token)} is not a number")
+    raise RankfallError(f"{_shown(token)} is not a number")
 
 
 def _label(token: bytes) -> float:
     if not _NUMBER.fullmatch(token) or not math.isfinite(_stored(float(token))):
-        raise ValueError(f"the label {_shown(token)} is not a finite number")
+        raise RankfallError(f"the label {_shown(token)} is not a finite number")
     return float(token)
 
 
 def _feature_id(token: bytes, before: list[int], rules: Rules) -> int:
     text, colon, value = token.partition(b":")
     if not colon:
-        raise ValueError(f"{_shown(token)} is not of the form id:value")
+        raise RankfallError(f"{_shown(token)} is not of the form id:value")
     if b":" in value:
-        raise ValueError(f"{_shown(token)} has more than one colon")
+        raise RankfallError(f"{_shown(token)} has more than one colon")
     if not (text.isdigit() and text.isascii()):
-        raise ValueError(f"the feature id of {_shown(token)} is not a whole number >= 0")
+        raise RankfallError(f"the feature id of {_shown(token)} is not a whole number >= 0")
     if len(text) > LONGEST_ID or int(text) > rules.max_id:
-        raise ValueError(f"the feature id of {_shown(token)} is above the limit of {rules.max_id} (see --features)")
+        raise RankfallError(f"the feature id of {_shown(token)} is above the limit of {rules.max_id} (see --features)")
     if before and int(text) <= before[-1]:
-        raise ValueError(f"found feature id {int(text)} after {before[-1]}; ids must increase along a line")
+        raise RankfallError(f"found feature id {int(text)} after {before[-1]}; ids must increase along a line")
     return int(text)
 
 
@@ -168,7 +170,7 @@ def _value(token: bytes, rules: Rules) -> float:
     try:
         value = parse_number(token.partition(b":")[2])
     except ValueError:
-        raise ValueError(f"the value of {_shown(token)} is not a number") from None
+        raise RankfallError(f"the value of {_shown(token)} is not a number") from None
     if rules.log1p:
         value = math.copysign(math.log1p(abs(value)), value)
     if math.isfinite(_stored(value)):
@@ -176,8 +178,8 @@ def _value(token: bytes, rules: Rules) -> float:
     if rules.missing:
         return math.nan
     if math.isfinite(value):
-        raise ValueError(f"the value of {_shown(token)} is too large for float32 (see --log1p, --missing-value)")
-    raise ValueError(f"the value of {_shown(token)} is missing or not finite (see --missing-value)")
+        raise RankfallError(f"the value of {_shown(token)} is too large for float32 (see --log1p, --missing-value)")
+    raise RankfallError(f"the value of {_shown(token)} is missing or not finite (see --missing-value)")
 
 
 def _stored(value: float) -> float:
@@ -351,7 +353,7 @@ class Recipe:
 def check(holds: bool, name: str, found: object, allowed: str) -> None:
     """Raise an error with the found and the allowed value if a condition does not hold."""
     if not holds:
-        raise ValueError(f"{name}: expected {allowed}, found {found}")
+        raise RankfallError(f"{name}: expected {allowed}, found {found}")
 
 
 BLOCK_BYTES = 2 << 20  # large enough to spend the time in array operations, small enough for the cache
@@ -433,7 +435,7 @@ def _unpacked(packed: io.BufferedReader[Any], path: Path) -> Iterator[IO[bytes]]
     except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
         if getattr(error, "errno", None) is not None:
             raise  # errors of the operating system have a number, those of damaged data have none
-        raise ValueError(f"{path}: damaged or truncated ({error})") from error
+        raise RankfallError(f"{path}: damaged or truncated ({error})") from error
 
 
 def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -446,7 +448,7 @@ def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
             parts.clear()
         parts.append(chunk[cut:])
         if sum(map(len, parts)) > LONGEST_LINE:
-            raise ValueError(
+            raise RankfallError(
                 f"{path}: found a line of more than {LONGEST_LINE >> 20} MB, expected a text file of lines"
             )
         chunk = text.read(BLOCK_BYTES)

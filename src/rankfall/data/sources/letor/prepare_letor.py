@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankfall._errors import checked
+from rankfall._errors import RankfallError, checked
 from rankfall.data.arrays import Moments, Scaling, edges
 from rankfall.data.lists.ranking_data import FORMAT, VERSION, RankingData, is_prepared
 from rankfall.data.sources.letor.parse import Recipe, TextFile, check
@@ -62,7 +62,7 @@ def write_splits(splits: dict[str, SplitReader], recipe: Recipe, directory: Path
     """
     for split in splits.values():
         if split.rows == 0:
-            raise ValueError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
+            raise RankfallError(f"{split.sources[-1]['path']}: split {split.name!r} has no rows")
     spools = {name: split.spool for name, split in splits.items() if split.spool is not None}
     columns = _columns(list(spools.values()), recipe)
     about: dict[str, Any] = {}
@@ -86,13 +86,13 @@ def _columns(spools: list[LetorSpool], recipe: Recipe) -> _Columns:
     """Return the columns of all splits; ids count from 1 unless an id 0 occurs."""
     largest, least = max(spool.largest_id for spool in spools), min(spool.least_id for spool in spools)
     if largest < 0:
-        raise ValueError("sources: found no feature in any line")
+        raise RankfallError("sources: found no feature in any line")
     first_id = min(least, 1) if recipe.first_id is None else recipe.first_id
     if least < first_id:
-        raise ValueError(f"first_id: expected ids from {first_id} on, but feature id {least} occurs")
+        raise RankfallError(f"first_id: expected ids from {first_id} on, but feature id {least} occurs")
     ids = recipe.features or largest + 1 - first_id
     if largest + 1 - first_id > ids:
-        raise ValueError(f"features: expected {ids} from id {first_id} on, but feature id {largest} occurs")
+        raise RankfallError(f"features: expected {ids} from id {first_id} on, but feature id {largest} occurs")
     missing = np.unique(np.concatenate([spool.missing_ids for spool in spools])).astype(np.int64) - first_id
     return _Columns(first_id, ids, missing if recipe.missing_indicator else missing[:0])
 
@@ -106,7 +106,7 @@ def _write_split(
     kept = np.minimum(sizes, recipe.max_list or sizes)
     kept[sizes < recipe.min_list] = 0
     if not kept.any():
-        raise ValueError(
+        raise RankfallError(
             f"min_list: every list of split {split.name!r} is shorter than {recipe.min_list}; the longest "
             f"has {sizes.max()} documents"
         )
@@ -353,7 +353,9 @@ def _check_limit(splits: Iterable[SplitReader], limit: int | None) -> None:
         lines = [
             f"{about['path']}:{line['line']}: {line['reason']}" for about in bad for line in about["bad_lines_shown"]
         ]
-        raise ValueError("\n".join([f"skip_bad: found more than {limit:,} invalid lines; the first are", *lines[:3]]))
+        raise RankfallError(
+            "\n".join([f"skip_bad: found more than {limit:,} invalid lines; the first are", *lines[:3]])
+        )
 
 
 def _check_splits(sources: Mapping[str, Sequence[Path]], recipe: Recipe) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import edges
 from rankfall.data.sources.letor.parse import MAX_ID, ParsedBlock, Rules, TextFile, parse_block
 from rankfall.data.sources.problems import DataCheck, Findings, Kind, Place
@@ -118,7 +119,7 @@ class SplitReader:
             kind = Kind("error", None, _PARTICULAR.sub("...", reason), "lines", dropped)
             self._found.add(kind, 1, [Place(about["path"], found=reason, line=line)])
         elif dropped is None or not self.recipe.skip_bad_lines:
-            raise ValueError(f"{about['path']}:{line}: {reason}")
+            raise RankfallError(f"{about['path']}:{line}: {reason}")
         about["bad_lines"] += 1
         if len(about["bad_lines_shown"]) < BAD_LINES_SHOWN:
             about["bad_lines_shown"].append({"line": line, "reason": reason})
@@ -182,7 +183,9 @@ class Grouping:
     def _check(self, holds: bool, found: str) -> None:
         if not holds:
             total = self._ends.max(initial=0)
-            raise ValueError(f"{self._file}: the sizes add up to {total}, but {self._source} has {found} lines of data")
+            raise RankfallError(
+                f"{self._file}: the sizes add up to {total}, but {self._source} has {found} lines of data"
+            )
 
 
 def _group_file_of(source: Path) -> Path:
@@ -191,7 +194,7 @@ def _group_file_of(source: Path) -> Path:
     for file in beside:
         if file.exists():
             return file
-    raise ValueError(
+    raise RankfallError(
         f"{source}: found lines without qid and no file of group sizes (give --groups, or put "
         f"{beside[0].name} beside it)"
     )
@@ -204,7 +207,7 @@ def _group_ends(file: Path) -> NDArray[np.int64]:
         text = line.strip()
         if text and not (text.isdigit() and 0 < int(text) < 2**40):
             shown = text[:40].decode(errors="replace")
-            raise ValueError(f"{file}:{number}: found the group size {shown!r}, expected a whole number above 0")
+            raise RankfallError(f"{file}:{number}: found the group size {shown!r}, expected a whole number above 0")
         if text:
             sizes.append(int(text))
     return np.cumsum(np.array(sizes, np.int64))

@@ -37,6 +37,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
+from rankfall._errors import RankfallError
 from rankfall.data.arrays import Moments
 from rankfall.data.impressions.assemble import RepeatCounts
 from rankfall.data.impressions.encoding import Encoding, dense_values, hash_values
@@ -211,7 +212,7 @@ class EncodingFitter:
         try:
             return dense_values(feature, values)
         except BadValueError as error:
-            raise ValueError(f"{error} (request {frame[self.spec.request][error.position]!r})") from None
+            raise RankfallError(f"{error} (request {frame[self.spec.request][error.position]!r})") from None
 
     def _hashes(self, frame: pl.DataFrame, of_item: bool) -> NDArray[np.uint64]:
         parts = [hash_values(frame[column]) for column in (self.spec.request, self.spec.item)[: 1 + of_item]]
@@ -470,7 +471,7 @@ class StoredState:
     def __init__(self, log: ImpressionLog) -> None:
         entry = log.manifest.get(STATE)
         if entry is None:
-            raise ValueError(
+            raise RankfallError(
                 f"append: {log.path} has no state to which days can be appended: another command wrote it; prepare it "
                 "again"
             )
@@ -479,7 +480,7 @@ class StoredState:
         for name, expected in entry["files"].items():
             path = self._directory / name
             if not path.is_file() or checksum(path) != expected:
-                raise ValueError(
+                raise RankfallError(
                     f"append: {path} is missing or has changed since it was written; prepare the log again"
                 )
 
@@ -493,7 +494,7 @@ class StoredState:
         """Return the state after the newest day, or that before it."""
         directory = self._directory / ("before" if before_newest else "after")
         if not directory.is_dir():
-            raise ValueError(f"reopen: {self._log.path} has one day only; prepare it again with all rows of the day")
+            raise RankfallError(f"reopen: {self._log.path} has one day only; prepare it again with all rows of the day")
         days = list(self._log.days)
         return LogState.load(directory, spec, self._log, days[:-1] if before_newest else days)
 

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.items import item_numbers
 from rankfall.data.impressions.requests import (
     DAY,
@@ -171,7 +172,7 @@ def _check_days_follow(found: pl.DataFrame, spec: Spec) -> None:
         return
     earlier = found.filter(pl.col(TIME) < pl.col(TIME).shift())
     if len(earlier):
-        raise ValueError(
+        raise RankfallError(
             f"column {spec.day!r}: {earlier[DAY][0]!r} begins before an earlier day ends; sequences of feedback need "
             "days that do not overlap"
         )
@@ -190,7 +191,7 @@ def _read_keys(raw: RawLog, on_rows: Report, engine: Engine) -> tuple[pl.DataFra
             if keys is not None:
                 found.add(keys)
     if not any(rows_by_file):
-        raise ValueError(f"{_listed(raw.files['log'])}: found no rows")
+        raise RankfallError(f"{_listed(raw.files['log'])}: found no rows")
     requests = found.result()
     for name, column in ((TIME, raw.spec.time.column if raw.spec.time else ""), (DAY, raw.spec.day or "")):
         differing = requests.filter(pl.col(name) != pl.col(name + _LAST)) if name in requests.columns else requests[:0]
@@ -236,7 +237,7 @@ def _join_table(raw: RawLog, found: pl.DataFrame) -> tuple[pl.DataFrame, list[st
         if found[column].has_nulls() and column != user:
             missing = found.filter(pl.col(column).is_null())[request].min()
             path = raw.files["requests"][0]
-            raise ValueError(f"{path}: column {column!r}: found no value for the request {missing!r}")
+            raise RankfallError(f"{path}: column {column!r}: found no value for the request {missing!r}")
     keys = request_keys(found.select(request, *carried), raw.spec).drop(request)
     return found.with_columns(keys.get_columns()), carried, unknown, unused
 

@@ -28,6 +28,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._engine import LOCAL
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.items import GrowingItems, impression_schema
 from rankfall.data.impressions.log import ImpressionLog, appending, is_log
 from rankfall.data.impressions.log_writer import LogWriter
@@ -107,7 +108,7 @@ def open_inputs(
             yield RowInputs(files, copied, own, {})
             return
         if skip_bad < 0:
-            raise ValueError(f"skip_bad: found {skip_bad}, expected at least 0")
+            raise RankfallError(f"skip_bad: found {skip_bad}, expected at least 0")
         steps = partial(Step, on_progress=on_progress)
         check, found = check_log(files, spec, copied, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
         lasting = [problem for problem in check.errors if problem.dropped is None]
@@ -161,9 +162,9 @@ def local_inputs(
 def check_sources(sources: Sequence[Source], spec: Spec) -> None:
     """Check that rows come from files or from the source of the description, not from both."""
     if not sources and spec.source is None:
-        raise ValueError("sources: found no files, and the description has no `source`; expected one of them")
+        raise RankfallError("sources: found no files, and the description has no `source`; expected one of them")
     if sources and spec.source is not None:
-        raise ValueError("sources: found files, and a `source` in the description; expected one of them")
+        raise RankfallError("sources: found files, and a `source` in the description; expected one of them")
 
 
 class Step:
@@ -227,7 +228,7 @@ def prepare_rows(
     """
     check_seed(seed)
     if portion_rows < 1:
-        raise ValueError(f"portion_rows: found {portion_rows}, expected at least 1")
+        raise RankfallError(f"portion_rows: found {portion_rows}, expected at least 1")
     check_sources(sources, spec)
     spec = with_absolute_source(spec)
     tables: GivenTables = {"items": items, "users": users, "requests": requests}
@@ -320,7 +321,7 @@ def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
     if count is None:
         return list(days[:-2] or days[:1])  # the last two are for validation and testing
     if not 1 <= count <= len(days):
-        raise ValueError(f"fit_days: found {count}, expected 1 to {len(days)}, the number of days in the log")
+        raise RankfallError(f"fit_days: found {count}, expected 1 to {len(days)}, the number of days in the log")
     return list(days[:count])
 
 
@@ -441,7 +442,7 @@ def check_tables(log: ImpressionLog, tables: Mapping[Origin, object]) -> None:
     """
     for origin in sorted({origin for origin, _ in StoredState(log).types()} - {"log"}):
         if tables.get(origin) is None:
-            raise ValueError(
+            raise RankfallError(
                 f"append: {log.path}: this log was prepared with --{origin}; pass the table again, which has the "
                 f"{origin} of the new rows"
             )
@@ -456,7 +457,7 @@ def check_same_description(spec: Spec, log: ImpressionLog) -> None:
     ours, theirs = (some.model_dump(mode="json", exclude={"source", "events"}) for some in (spec, log.spec))
     for key, value in ours.items():
         if value != theirs[key]:
-            raise ValueError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
+            raise RankfallError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
 
 
 def _with_newest(inputs: RowInputs, state: StoredState) -> RowInputs:
@@ -477,20 +478,20 @@ def _check_days(log: ImpressionLog, order: RequestOrder, *, reopen: bool) -> Non
     for day in order.days:
         if day in {one.name for one in kept}:
             late = "; --reopen adds late rows to the newest day" if day == newest else ""
-            raise ValueError(f"append: {log.path} already has the day {day}{late}; nothing was changed")
+            raise RankfallError(f"append: {log.path} already has the day {day}{late}; nothing was changed")
     if reopen and newest in log.manifest["about"]["fit_days"]:
-        raise ValueError(
+        raise RankfallError(
             f"reopen: the encoding of {log.path} was fitted to {newest}, its newest day; prepare all days again"
         )
     days = [(day.name, day.manifest["first_time"]) for day in kept] + [(name, first) for name, first in order.starts]
     ordered = sort_days(pl.DataFrame(days, schema={DAY: pl.String, TIME: pl.Int64}, orient="row"))[DAY].to_list()
     if ordered != [name for name, _ in days]:
         early = next(day for day in order.days if ordered.index(day) < len(kept))
-        raise ValueError(f"append: {early} is earlier than {kept[-1].name}, the newest day of {log.path}")
+        raise RankfallError(f"append: {early} is earlier than {kept[-1].name}, the newest day of {log.path}")
     last = kept[-1].manifest["last_time"] if kept else None
     follows = last is None or order.starts[0][1] >= last
     if not follows and any(sequence.feedback for sequence in log.spec.sequences.values()):
-        raise ValueError(
+        raise RankfallError(
             f"append: {order.days[0]} begins before {kept[-1].name} ends, the newest day of {log.path}; sequences of "
             "feedback need days that do not overlap"
         )
@@ -502,4 +503,6 @@ def _check_requests(log: ImpressionLog, days: Sequence[str], requests: pl.Series
         known = pl.Series(pl.from_arrow(log.days[day].table()["request"]))
         repeated = requests.filter(requests.is_in(known.cast(requests.dtype).implode()))
         if len(repeated):
-            raise ValueError(f"append: request {repeated[0]!r} is already in {day} of {log.path}; nothing was changed")
+            raise RankfallError(
+                f"append: request {repeated[0]!r} is already in {day} of {log.path}; nothing was changed"
+            )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import polars as pl
 
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 from rankfall.data.sources.rows.row_files import (
     InvalidRow,
@@ -167,7 +167,7 @@ def find_columns(
         if origin is None:
             message = _missing(use, found, names)
             if on_missing is None:
-                raise ValueError(message)
+                raise RankfallError(message)
             on_missing(use, message)
             changes[use.key, use.column] = None
             continue
@@ -178,7 +178,7 @@ def find_columns(
         if not _can_be_renamed(use):
             if first == origin:
                 continue  # the type of the key decides
-            raise ValueError(
+            raise RankfallError(
                 f"the column {use.column!r} is needed from {names[first]} and from {names[origin]} ({use.key}); "
                 "rename one of them"
             )
@@ -274,7 +274,7 @@ class RowBatch(NamedTuple):
         values = self.rows[column]
         if values.has_nulls():
             row = self.start + int(values.is_null().arg_max() or 0)
-            raise ValueError(f"{self.file}: column {column!r}: found no value in row {row + 1}")
+            raise RankfallError(f"{self.file}: column {column!r}: found no value in row {row + 1}")
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class RawLog:
         keys: dict[Origin, str | None] = {"items": self.spec.item, "users": self.spec.user}
         key = keys.get(origin, self.spec.request)
         if key is None:
-            raise ValueError(f"{origin}: the description has no `user`, the column by which this table is joined")
+            raise RankfallError(f"{origin}: the description has no `user`, the column by which this table is joined")
         return key
 
     def columns(self, origin: Origin) -> list[str]:
@@ -415,7 +415,7 @@ class RawLog:
         table = pl.concat(rows)
         if (repeated := table[key].is_duplicated()).any():
             path = self.files[origin][0]
-            raise ValueError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
+            raise RankfallError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
         return table
 
     def _typed(self, origin: Origin, values: pl.Series, file: RowFile, start: int) -> pl.Series:
@@ -425,7 +425,7 @@ class RawLog:
                     values, self.types[origin, values.name], self.spec.zone, time_units(self.spec).get(values.name)
                 )
             except BadValueError as error:
-                raise ValueError(f"{error} (row {start + error.position + 1})") from None
+                raise RankfallError(f"{error} (row {start + error.position + 1})") from None
 
     def _check_columns(self, origin: Origin, headers: Headers, on_problem: OnProblem | None) -> None:
         """Check that every file has all columns; with `on_problem` remove the headers of those that have not."""
@@ -435,7 +435,7 @@ class RawLog:
                     continue
                 message = f"found no column {column!r}{did_you_mean(column, header)}"
                 if on_problem is None:
-                    raise ValueError(f"{file}: {message}; the columns are {', '.join(header)}")
+                    raise RankfallError(f"{file}: {message}; the columns are {', '.join(header)}")
                 on_problem(column, f"{message}, which other files have", [file])
                 headers.pop(file, None)
 
@@ -452,7 +452,7 @@ class RawLog:
                     known = next((place for place, name in types if name == column), None)
                     expected = "no such table as before" if known is None else f"it in {known!r} as before"
                     file = self.files[origin][0]
-                    raise ValueError(f"{file}: column {column!r}: found in {origin!r}, expected {expected}")
+                    raise RankfallError(f"{file}: column {column!r}: found in {origin!r}, expected {expected}")
                 self.types[origin, column] = types[origin, column]
         uses = list(column_uses(self.spec))
         others = {use.column for use in uses if use.role != "number"}
@@ -474,7 +474,7 @@ class RawLog:
             except ValueError as error:
                 where = f"{files[0]}: " if files else ""
                 if on_problem is None:
-                    raise ValueError(f"{where}{of or f'column {column!r}'}: {error}") from None
+                    raise RankfallError(f"{where}{of or f'column {column!r}'}: {error}") from None
                 if column not in unusable:
                     on_problem(column, str(error), files)
                 unusable.add(column)
@@ -569,4 +569,4 @@ def _prefixing(where: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise RankfallError(f"{where}: {error}") from None

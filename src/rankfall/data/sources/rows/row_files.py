@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import expected_times, parse_times, to_times
 from rankfall.encoding import BadValueError
 
@@ -57,7 +58,7 @@ def plain_type(kind: pl.DataType) -> pl.DataType:
     if isinstance(kind, pl.List | pl.Array):
         return pl.List(plain_type(element_type(kind)))
     if kind not in _ORDER:
-        raise ValueError(f"found {kind}, expected numbers, text, times or lists of them")
+        raise RankfallError(f"found {kind}, expected numbers, text, times or lists of them")
     return kind
 
 
@@ -128,7 +129,7 @@ def _join(one: pl.DataType, other: pl.DataType) -> pl.DataType:
         return pl.List(_join(element_type(one), element_type(other)))
     if {one, other} == {TIME, pl.String()}:
         return TIME
-    raise ValueError(f"found {one} and {other}, expected one type in all files")
+    raise RankfallError(f"found {one} and {other}, expected one type in all files")
 
 
 def element_type(kind: pl.DataType) -> pl.DataType:
@@ -150,17 +151,17 @@ def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
     """
     if "sequence" in roles:
         if kind != pl.Null() and (not isinstance(kind, pl.List) or element_type(kind) == pl.Float64()):
-            raise ValueError(f"found {kind}, expected lists of whole numbers or of text")
+            raise RankfallError(f"found {kind}, expected lists of whole numbers or of text")
         return pl.List(pl.Int64()) if element_type(kind) == pl.Null() else kind
     if "vector" in roles:
         return pl.List(pl.Float64())
     if isinstance(kind, pl.List):
-        raise ValueError(f"found {kind}, expected single values")
+        raise RankfallError(f"found {kind}, expected single values")
     if "id" in roles or "day" in roles:
         if kind == TIME:
             if "day" in roles:
                 return pl.String()
-            raise ValueError("found times, expected whole numbers or text")
+            raise RankfallError("found times, expected whole numbers or text")
         return pl.String() if kind == pl.String() else pl.Int64()
     if "whole" in roles:
         return pl.Int64()
@@ -280,7 +281,7 @@ def _columns(path: Path, size: int, changed: int) -> dict[str, pl.DataType]:
             for name, kind in frame.schema.items():
                 kinds[name] = _joint(kinds.get(name, pl.Null()), kind)
     if not kinds:
-        raise ValueError("found no rows" if not bad else f"row {bad[0][0] + 1}: {bad[0][1]}, expected a JSON object")
+        raise RankfallError("found no rows" if not bad else f"row {bad[0][0] + 1}: {bad[0][1]}, expected a JSON object")
     return {name: pl.String() if kind == pl.Null() else kind for name, kind in kinds.items()}
 
 
@@ -479,7 +480,7 @@ class RowFile:
     def _json(self, columns: list[str], on_invalid: Callable[[InvalidRow], str] | None) -> Iterator[pl.DataFrame]:
         def on_bad(row: int, found: str) -> None:
             if on_invalid is None or on_invalid(InvalidRow(row, "found no JSON object", found)) == "error":
-                raise ValueError(f"{self}: row {row + 1}: {found}, expected a JSON object")
+                raise RankfallError(f"{self}: row {row + 1}: {found}, expected a JSON object")
 
         return json_batches(self.path, columns, on_bad)
 
@@ -487,7 +488,7 @@ class RowFile:
         try:
             return json_columns(self.path)
         except ValueError as error:
-            raise ValueError(f"{self}: {error}") from None
+            raise RankfallError(f"{self}: {error}") from None
 
     def _csv(self, columns: list[str] | None, on_invalid: Callable[[InvalidRow], str] | None = None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
@@ -534,7 +535,7 @@ class RowFile:
         names = self._given_names()
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"{self}: the column {name!r} occurs twice")
+                raise RankfallError(f"{self}: the column {name!r} occurs twice")
         return names
 
     def _given_names(self) -> list[str]:
@@ -600,7 +601,7 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             inside = sorted(file for file in path.rglob("*") if is_visible(file.relative_to(path)))
             inside = [file for file in inside if file.is_symlink() or not file.is_dir()]  # no linked ones are searched
             if not inside:
-                raise ValueError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
+                raise RankfallError(f"{path}: found no file that ends in {', '.join(SUFFIXES)}")
             found += inside
         else:
             found.append(path)
@@ -608,16 +609,16 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
     for path in found:
         _check_file(path)
         if path.resolve() in seen:
-            raise ValueError(f"{given.get(path, path)} is given twice")
+            raise RankfallError(f"{given.get(path, path)} is given twice")
         seen.add(path.resolve())
     return [given.get(path, RowFile(path)) for path in found]
 
 
 def _check_file(path: Path) -> None:
     if not path.exists():
-        raise ValueError(f"{path} does not exist")
+        raise RankfallError(f"{path} does not exist")
     if not path.is_file():
-        raise ValueError(f"{path} is not a file")
+        raise RankfallError(f"{path} is not a file")
     known_suffix(path.name, str(path))
 
 
@@ -635,7 +636,7 @@ def known_suffix(name: str, where: str) -> str:
         if name.endswith(suffix):
             return suffix
     found = PurePath(name).suffix or "no suffix"
-    raise ValueError(
+    raise RankfallError(
         f"{where}: found {found!r}, expected one of {', '.join(SUFFIXES)}; files in directories whose names begin with "
         "'.' or '_' are left out"
     )
@@ -666,7 +667,7 @@ def _naming_file(file: RowFile) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError, OSError) as error:
-        raise ValueError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None
+        raise RankfallError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None
 
 
 LOG = "_delta_log"
@@ -696,16 +697,16 @@ def delta_files(directory: Path, name: str, version: int | None = None) -> list[
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
     except ModuleNotFoundError:
-        raise ValueError(f"{name}: is a Delta table, which needs deltalake: {INSTALL}") from None
+        raise RankfallError(f"{name}: is a Delta table, which needs deltalake: {INSTALL}") from None
     try:
         table = DeltaTable(directory, version=version)
         _check_features(table, name)
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     except DeltaError as error:
         wanted = "" if version is None else f" in version {version}"
-        raise ValueError(f"{name}: the Delta table cannot be read{wanted} ({error})") from None
+        raise RankfallError(f"{name}: the Delta table cannot be read{wanted} ({error})") from None
     if not actions:
-        raise ValueError(f"{name}: found no data file in version {table.version()} of the Delta table")
+        raise RankfallError(f"{name}: found no data file in version {table.version()} of the Delta table")
     types = pl.from_arrow(pa.schema(table.schema().to_arrow()).empty_table())
     assert isinstance(types, pl.DataFrame)
     files = [DeltaFile(_relative(action["path"], name), _defaults(types.schema, action)) for action in actions]
@@ -719,7 +720,7 @@ def _check_features(table: Any, name: str) -> None:
         features.add("columnMapping")  # readers of version 2 have it without naming it
     if features:
         found = ", ".join(sorted(features))
-        raise ValueError(f"{name}: the Delta table uses {found}, which rankfall does not read; write a copy without")
+        raise RankfallError(f"{name}: the Delta table uses {found}, which rankfall does not read; write a copy without")
 
 
 def _defaults(types: Mapping[str, pl.DataType], action: Mapping[str, Any]) -> Defaults:
@@ -730,5 +731,5 @@ def _defaults(types: Mapping[str, pl.DataType], action: Mapping[str, Any]) -> De
 def _relative(path: str, name: str) -> str:
     decoded = unquote(path)
     if "://" in decoded or decoded.startswith("/") or ".." in PurePosixPath(decoded).parts:
-        raise ValueError(f"{name}: found the data file {decoded!r}, expected files in the directory of the table")
+        raise RankfallError(f"{name}: found the data file {decoded!r}, expected files in the directory of the table")
     return decoded

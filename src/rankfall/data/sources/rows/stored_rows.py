@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from rankfall import registry
 from rankfall._config import ConfigError, explain, shown
+from rankfall._errors import RankfallError
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
 from rankfall.data.sources.rows.row_files import LOG, SUFFIXES, RowFile, delta_files, is_visible, known_suffix
-from rankfall.registry.option_values import check_value
 from rankfall.registry.references import absolute, source_of
 from rankfall.storage.disk import open_new
 from rankfall.storage.files import scratch_directory
@@ -97,7 +97,7 @@ def _local_files(source: Path | str, copies: _Copies | None) -> Path | list[RowF
 def _version(location: Location) -> int | None:
     text = location.options.get(_VERSION)
     if text is not None and not (text.isdecimal() and text.isascii() and len(text) < 19):
-        raise ValueError(f"{location}: found version={text}, expected a whole number")
+        raise RankfallError(f"{location}: found version={text}, expected a whole number")
     return None if text is None else int(text)
 
 
@@ -116,14 +116,14 @@ def _from_storage(location: Location, version: int | None, copies: _Copies) -> l
         found = delta_files(table, str(location), version)
         for file in found:
             if file.path not in objects:
-                raise ValueError(f"{location}/{file.path}: there is no such object, but the Delta table has it")
+                raise RankfallError(f"{location}/{file.path}: there is no such object, but the Delta table has it")
         return [copies.add(objects[file.path], ".parquet", file.defaults) for file in found]
     _check_no_delta(str(location), version, [name for name in objects if LOG in name.split("/")])
     if [*objects] == [""]:
         return [copies.add(objects[""], known_suffix(str(location), str(location)))]
     known = [name for name in objects if is_visible(PurePosixPath(name))]
     if not known:
-        raise ValueError(f"{location}: found no object that ends in {', '.join(SUFFIXES)}")
+        raise RankfallError(f"{location}: found no object that ends in {', '.join(SUFFIXES)}")
     return [copies.add(objects[name], known_suffix(name, f"{location}/{name}")) for name in known]
 
 
@@ -135,10 +135,10 @@ def _name(one: StoredObject, location: Location) -> str:
 def _check_no_delta(name: str, version: int | None, logs: Sequence[str]) -> None:
     """Check that a source which is no Delta table has none inside, whose removed files would be read, too."""
     if version is not None:
-        raise ValueError(f"{name}: found version={version}, but no Delta table there")
+        raise RankfallError(f"{name}: found version={version}, but no Delta table there")
     if logs:
         inner = logs[0].partition(f"/{LOG}")[0]
-        raise ValueError(f"{name}: found a Delta table in {inner}, expected the path of the table itself")
+        raise RankfallError(f"{name}: found a Delta table in {inner}, expected the path of the table itself")
 
 
 class _Copies:
@@ -231,7 +231,7 @@ def read_source(source: Mapping[str, Any], directory: Path, on_rows: Report) -> 
             writer.write(table)
             on_rows(table.num_rows)
     if not writer.files:
-        raise ValueError(f"source: {name} yields no table")
+        raise RankfallError(f"source: {name} yields no table")
     labels = [name] if len(writer.files) == 1 else [f"{name} (part {n})" for n in range(1, 1 + len(writer.files))]
     files = [RowFile(path, label=label) for path, label in zip(writer.files, labels, strict=True)]
     code = source_of("source", name)
@@ -249,7 +249,7 @@ def _checked(name: str, options: Mapping[str, Any]) -> Callable[..., object]:
     for option, value in options.items():
         if option in known and value is not None:
             try:
-                check_value(known[option], value)
+                known[option].check(value)
             except ValidationError as error:
                 raise ConfigError(explain(error, f"source.{option}")) from None
     return function
@@ -266,13 +266,13 @@ def _tables(name: str, function: Callable[..., object], options: Mapping[str, An
         raise
     except Exception as error:  # the code of a user may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(
+        raise RankfallError(
             f"source: {name} fails after {number:,} tables: {type(error).__name__}: {error} "
             f"({place.filename}, line {place.lineno}); nothing was written"
         ) from error
 
 
-class _WrongTableError(ValueError):
+class _WrongTableError(RankfallError):
     """Something else than tables."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import polars as pl
 import pyarrow as pa
 
+from rankfall._errors import RankfallError
 from rankfall.data.impressions.assemble import assemble, logged_values
 from rankfall.data.impressions.compatibility import depends_on_request
 from rankfall.data.impressions.items import FEATURE, item_table, items_on
@@ -123,7 +124,7 @@ def _encoded(items: pl.DataFrame, encoding: Encoding) -> pa.Table:
         return item_table(items, encoding)
     except BadValueError as error:
         column = encoding.spec.item
-        raise ValueError(f"{error} (item {items.sort(column)[column][error.position]!r})") from None
+        raise RankfallError(f"{error} (item {items.sort(column)[column][error.position]!r})") from None
 
 
 def _items_of_portion(log: SpooledLog, columns: list[str], portion: Portion, report: Report) -> pl.DataFrame:
@@ -207,7 +208,7 @@ def provenance(
     unknown = {origin: len(keys) for origin, keys in state.unknown.items()}
     features = state.repeats.per_request()
     if raw.spec.negatives and features:
-        raise ValueError(
+        raise RankfallError(
             f"negatives: {depends_on_request(features)}, so no items can be added to lists; expected 0, or item "
             "features that an item has for all requests of a day"
         )
