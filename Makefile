@@ -5,7 +5,7 @@ DOCS_ADDRESS ?= 127.0.0.1:8000
 # Tests start many processes, each of which would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-all test-fast fuzz faults audit lock browser strace bench docs docs-sources docs-site docs-tables lint experiments clean
+.PHONY: setup demo test test-all test-fast fuzz faults audit lock browser strace nginx bench docs docs-sources docs-site docs-tables lint experiments clean
 
 setup: .venv/.dev
 
@@ -42,6 +42,12 @@ strace:
 	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends strace; } \
 	  || echo "no strace: the test of connections to other machines will skip"
 
+# A trial attacks a service behind nginx, with the configuration of SECURITY.md; without nginx it skips.
+nginx:
+	@command -v nginx \
+	  || { test "$$(id -u)" = 0 && apt-get update --quiet=2 && apt-get install --yes --quiet=2 --no-install-recommends nginx-light; } \
+	  || echo "no nginx: the trial of a proxy will skip"
+
 # Tests of services and of other processes wait a lot, so that three processes keep two cores busy. The checks of `lint`
 # run meanwhile; their output follows that of the tests, and either of both fails the target. In a fresh clone one process
 # imports everything first, otherwise each of the three would compile it.
@@ -55,7 +61,7 @@ test: .venv/.dev browser strace
 
 # Before a release: with trials (services under load, Ray, notebooks, all widths of pages, ...), rounds of generated cases
 # from new seeds, and every command with a fault at each operation on disk. More than an hour.
-test-all:
+test-all: nginx
 	$(MAKE) --no-print-directory test TESTS="trial or not trial"
 	$(MAKE) --no-print-directory fuzz MINUTES=15
 	$(MAKE) --no-print-directory faults

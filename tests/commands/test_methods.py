@@ -235,7 +235,7 @@ def tables(page: str) -> dict[str, dict[str, str]]:
 
 
 def test_the_tables_in_the_docs_are_complete() -> None:
-    documented = tables((ROOT / "docs" / "reference" / "models-and-objectives.md").read_text())
+    documented = tables((ROOT / "docs" / "reference" / "methods-in-short.md").read_text())
     expected = {name: option_docs("objective", name) for name in names("objective")}
     expected |= {name: option_docs("model", name) for name in names("model")}
     for name, options in expected.items():

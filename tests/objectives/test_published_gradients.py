@@ -53,7 +53,7 @@ def test_variants_of_lcron_differ_in_the_gradient_of_the_first_stage_alone() -> 
 def test_the_documentation_has_the_table_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     printed = [cells(line) for line in capsys.readouterr().out.splitlines()]
-    page = (ROOT / "docs" / "reference" / "models-and-objectives.md").read_text()
+    page = (ROOT / "docs" / "reference" / "methods-in-short.md").read_text()
     documented = [cells(line) for line in page.splitlines() if line.startswith("|")]
     start = documented.index(printed[0])
     assert documented[start : start + len(printed)] == printed

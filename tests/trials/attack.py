@@ -6,7 +6,8 @@ affects both. The attacks come from another process, which keeps its CPU time be
 runs with its default limits and watches a directory of bundles, which the attacker changes. At the end the service
 receives SIGTERM while the attack goes on.
 
-Run it as ``PYTHONPATH=tests python -m trials.attack [BUNDLE]`` in a clone. The exit code is 1 if an answer was wrong,
+Run it as ``PYTHONPATH=tests python -m trials.attack [BUNDLE]`` in a clone. ``--proxy`` puts nginx in front of the
+service, with the configuration of SECURITY.md, and attacks nginx. The exit code is 1 if an answer was wrong,
 an honest request failed, more than 1 % of them were refused, the service ended, used too much memory, responded more
 than 5 s after an attack or ended more than 30 s after SIGTERM, or returned what an attack must not get.
 """
@@ -27,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import BUNDLES, given_bundles, parse_settings, print_report, show_step
 from benchmarks.load_client import LOST, started
-from benchmarks.services import CheckedLoad, MemoryMonitor, running, spread
+from benchmarks.services import CheckedLoad, MemoryMonitor, call_service, running, spread
 from trials.attacks import attacker
 from trials.attacks.attack_kinds import KINDS
 from trials.attacks.target import BundleFiles
 from trials.invalid_bundles import bad_bundles
+from trials.proxy import behind_nginx
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +66,7 @@ class Settings:
     memory_limit: float = 2048.0  # megabytes: a service that uses more is killed
     cpu_share: float = 0.25  # of one core, for the attacker
     pace: float = 1.0  # factor of all intervals of the attacker
+    proxy: bool = False  # whether clients and attackers connect to nginx in front of the service
 
     @property
     def windows(self) -> int:
@@ -167,10 +170,12 @@ def measure(path: Path, settings: Settings, *, on_step: OnStep) -> Report:
         load = CheckedLoad([path], directory, on_step=on_step)
         on_step("copying the bundle", 0, None)
         files = _bundle_files(path, directory)
-        with running(files.watched, ["--watch"]) as service:
+        with ExitStack() as stack:
+            service = stack.enter_context(running(files.watched, ["--watch"]))
+            port = stack.enter_context(behind_nginx(service.port)) if settings.proxy else service.port
             on_step("finding the largest rate", 0, None)
-            largest = load.largest_rate(service.port, settings.finding)
-            plan = _Plan(service, load, files, settings, largest * settings.rate, on_step)
+            largest = load.largest_rate(port, settings.finding)
+            plan = _Plan(service, port, load, files, settings, largest * settings.rate, on_step)
             with MemoryMonitor(service) as monitor:
                 plan.run()
             plan.end_under_attack()
@@ -192,6 +197,7 @@ class _Plan:
     def __init__(
         self,
         service: Service,
+        port: int,
         load: CheckedLoad,
         files: BundleFiles,
         settings: Settings,
@@ -199,6 +205,7 @@ class _Plan:
         on_step: OnStep,
     ) -> None:
         self.service = service
+        self.port = port  # of the service, or of the proxy in front of it
         self.rate = rate
         self.windows: list[Window] = []
         self.outcomes: dict[bool, list[Outcome]] = {False: [], True: []}  # of honest requests, by whether attacked
@@ -228,7 +235,7 @@ class _Plan:
         seconds = self._settings.window * (1.0 if end_attack else _QUIET_SHARE)
         before, begin = self.service.cpu_seconds(), time.perf_counter()
         job = self._load.job(
-            self.service.port, seconds, rate=self.rate, warm_up=seconds * _WARM_UP, seed=number, patience=10.0
+            self.port, seconds, rate=self.rate, warm_up=seconds * _WARM_UP, seed=number, patience=10.0
         )
         with started(job) as wait:
             while (outcome := wait(0.5)) is None:
@@ -269,7 +276,7 @@ class _Plan:
         begin = time.perf_counter()
         while time.perf_counter() - begin < RECOVERY_SECONDS:
             try:
-                if self.service.call("GET", "/ready", timeout=1.0)[0] == 200:
+                if call_service(self.port, "GET", "/ready", timeout=1.0)[0] == 200:
                     break
             except OSError:  # it does not respond yet, or has ended
                 if self.service.ended:
@@ -297,7 +304,7 @@ class _Plan:
     def _attack(self) -> attacker.Job:
         files, settings = self._files, self._settings
         return attacker.Job(
-            port=self.service.port,
+            port=self.port,
             request=self._load.bodies.read_text().splitlines()[0],
             token=self.service.token,
             watched=str(files.watched),

@@ -263,7 +263,7 @@ def test_service_that_uses_too_much_memory_is_killed(tmp_path: Path) -> None:
     settings = attack_trial.Settings(memory_limit=500.0)
     unused = cast("Any", None)
     plan = attack_trial._Plan(
-        cast("Service", service), unused, unused, settings, 10.0, lambda step, done, total: steps.append(step)
+        cast("Service", service), 0, unused, unused, settings, 10.0, lambda step, done, total: steps.append(step)
     )
     plan._watch(1, attacked=True, seconds=3.0)
     assert plan.problems == []
@@ -282,8 +282,9 @@ def test_service_that_uses_too_much_memory_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.trial
 @pytest.mark.service
+@pytest.mark.parametrize("proxy", ["--no-proxy", "--proxy"])
 def test_attacked_service_gives_right_answers_and_planted_errors_are_found(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bundle: Path, proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The expected answer to one of eight requests is changed, so that exactly its answers are wrong."""
 
@@ -291,12 +292,14 @@ def test_attacked_service_gives_right_answers_and_planted_errors_are_found(
         first, *others = expected_answers(of, *rest)
         return [{**first, "scores": [score + 1 for score in first["scores"]]}, *others]
 
+    if proxy == "--proxy" and shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed")
     monkeypatch.setattr(services, "POOL", 8)
     monkeypatch.setattr(services, "expected_answers", planted)
     monkeypatch.setattr(attack_trial, "MOST_REFUSED", 1.0)  # whatever else the machine does
     monkeypatch.setattr(attack_trial, "SENT", 0.0)
     options = "--minutes", "0.02", "--window", "1.2", "--rate", "0.1", "--cpu-share", "1", "--finding", "0.5"
-    assert attack_trial.main([str(bundle), *options, "--pace", "0.1"]) == 1
+    assert attack_trial.main([str(bundle), *options, "--pace", "0.1", proxy]) == 1
     found = json.loads(capsys.readouterr().out)
     for of in (found["quiet"], found["attacked"]):
         wrong, answered = of["verdicts"]["wrong"], of["answered"]

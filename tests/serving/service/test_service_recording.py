@@ -183,16 +183,14 @@ def test_slow_disk_delays_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert opened.wait(60)
 
     with running(platform_bundle(), samples=str(tmp_path)) as service, service.client() as client, intercepted(hook):
-        assert client.post("/rank", {}).code == 200
-        eventually(lambda: service.service.recording.waiting == 0)  # type: ignore[union-attr]
         for _ in range(30):
             assert client.post("/rank", {}).code == 200
-        assert client.metric("rankfall_sample_queue_requests") == 10
+        assert client.metric("rankfall_sample_queue_requests") == 10  # with those that are being written
         assert client.metric('rankfall_samples_total{result="dropped"}') == 20
         late = client.post("/events", {"events": [CLICK]})
         assert (late.code, late.headers["retry-after"]) == (503, "1")
         opened.set()
-        written(client, 11)
+        written(client, 10)
         eventually(lambda: client.metric('rankfall_events_total{result="written"}') == 1)
 
 

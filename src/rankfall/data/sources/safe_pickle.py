@@ -106,7 +106,7 @@ class _PickleFile:
                 self.refuse(f"the pickle is damaged or cut off: {error}")
             if (name := operation.name) not in _KNOWN:
                 self.refuse(f"the operation {name} is not allowed")
-            if name == "FRAME" and argument > self._size - self._file.tell():
+            if name == "FRAME" and cast("int", argument) > self._size - self._file.tell():
                 self.refuse("the pickle is damaged or cut off")
             yield name, argument
         if self._file.read(1):

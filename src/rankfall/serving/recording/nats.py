@@ -44,7 +44,7 @@ RECONNECT_SECONDS = 0.3
 _WATCH_SECONDS = 0.1
 _ACKNOWLEDGE_SECONDS = 5.0
 _HEADERS = 512  # bytes of a message besides its payload
-_ATTEMPTS = 3  # a server that refuses a user may reset the connection before its reason is read
+_ATTEMPTS = 10  # a server that refuses a user may reset the connection before its reason is read
 _PING_SECONDS = 5  # after two pings without an answer a connection is closed
 # What the client raises: also ValueError and EOFError, if something else than NATS answers.
 ERRORS = (nats.errors.Error, OSError, ValueError, EOFError)

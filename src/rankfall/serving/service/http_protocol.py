@@ -5,7 +5,9 @@ the client reads it; until then the service stops reading, and the client's own 
 and keep every request that arrives.
 
 `LimitedHttpProtocol` overrides methods of an internal class of uvicorn; tests check that the attributes it relies on
-still exist, and pyproject.toml bounds the version of uvicorn. The numbers are in `limits`.
+still exist, and pyproject.toml bounds the version of uvicorn. The numbers are in `limits`. Granian 2.8 is no
+replacement: it never closes connections that send or read nothing, and as many idle ones as its limit keep all other
+clients out.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ def assert_same_as_line_by_line(text: bytes, rules: Rules) -> None:
     np.testing.assert_array_max_ulp(block.values[~np.isnan(expected)], expected[~np.isnan(expected)], 1)
     assert np.array_equal(np.isnan(block.values), np.isnan(expected))
     if rules.with_qid:
+        assert block.qids is not None
         assert [qid.encode() for qid in block.qids.to_list()] == [line.qid for _, line in good]
 
 
@@ -213,6 +214,7 @@ def test_lines_by_hand(line: str, label: float, ids: list[int], values: list[flo
         assert block.labels.tolist() == [label]
         assert block.ids.tolist() == ids
         assert block.values.tolist() == [np.float32(value) for value in values]
+        assert block.qids is not None
         assert block.qids.to_list() == ["3"]
 
 
