@@ -234,9 +234,7 @@ class _Plan:
     def _window(self, number: int, end_attack: Callable[[], attacker.Outcome] | None) -> None:
         seconds = self._settings.window * (1.0 if end_attack else _QUIET_SHARE)
         before, begin = self.service.cpu_seconds(), time.perf_counter()
-        job = self._load.job(
-            self.port, seconds, rate=self.rate, warm_up=seconds * _WARM_UP, seed=number, patience=10.0
-        )
+        job = self._load.job(self.port, seconds, rate=self.rate, warm_up=seconds * _WARM_UP, seed=number, patience=10.0)
         with started(job) as wait:
             while (outcome := wait(0.5)) is None:
                 self._watch(number, bool(end_attack), time.perf_counter() - begin)

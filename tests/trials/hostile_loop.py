@@ -16,14 +16,20 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankfall.serving.recording.record_segments import segments
 from support.join_kills import copy_of
 from support.served_loops import make_shop, start, stream_line
 from support.served_records import ITEMS, random_request
 from support.services import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
 
 CONNECTIONS = 4
 ROUNDS = 3  # the service is killed after each but the last
@@ -241,8 +247,15 @@ def _join_and_stream(line: list[str], records: Path, log: Path, place: Path) -> 
         report["requests"] + report["repeated_requests"] + sum(report["late_requests"].values())
         for report in result["days"]
     )
-    if result["waiting"] or counted != recorded["samples"]:
-        return [f"{recorded['samples']:,} samples were recorded, and the reports count {counted:,}"]
+    # In the hour before midnight some times are of the next day, which stays open; later ones count when received.
+    times = [
+        zip(*(batch[name].to_pylist() for name in ("time", "received")), strict=True)
+        for batch in _batches(records / "samples")
+    ]
+    days = [time if time - received <= timedelta(hours=1) else received for time, received in chain(*times)]
+    waiting = sum(str(day.date()) in result["waiting"] for day in days)
+    if set(result["waiting"].values()) - {"it is in the future"} or counted + waiting != recorded["samples"]:
+        return [f"{recorded['samples']:,} samples were recorded, the reports count {counted:,}, and {waiting:,} wait"]
     if not any(report["items"] for report in result["days"]):
         return ["no row was joined"]
     code, _, errors = _finished(stream_line(log, place / "stream"))
@@ -251,7 +264,11 @@ def _join_and_stream(line: list[str], records: Path, log: Path, place: Path) -> 
 
 
 def _recorded(directory: Path) -> int:
-    return sum(len(batch) for segment in segments(directory) for batch in segment.batches())
+    return sum(map(len, _batches(directory)))
+
+
+def _batches(directory: Path) -> Iterator[pa.RecordBatch]:
+    return (batch for segment in segments(directory) for batch in segment.batches())
 
 
 def _finished(line: list[str]) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
-LISTEN, SERVICE, FILES = "listen 8080;", "server 127.0.0.1:8000;", "/var/lib/rankfall-proxy"
+LISTEN, SERVICE, FILES = "listen 8080", "server 127.0.0.1:8000;", "/var/lib/rankfall-proxy"
 START_SECONDS = 10.0
 
 
@@ -38,11 +38,12 @@ def behind_nginx(port: int) -> Iterator[int]:
         public = free.getsockname()[1]
         free.close()
         text = configuration()
-        places = {LISTEN: f"listen 127.0.0.1:{public};", SERVICE: f"server 127.0.0.1:{port};", FILES: scratch}
+        places = {LISTEN: f"listen 127.0.0.1:{public}", SERVICE: f"server 127.0.0.1:{port};", FILES: scratch}
         for shown, here in places.items():
             if shown not in text:
                 raise ValueError(f"{SECURITY}: the configuration of nginx has no {shown!r}")
             text = text.replace(shown, here)
+        Path(scratch).chmod(0o755)  # nginx's workers have a user of their own
         file = Path(scratch) / "nginx.conf"
         file.write_text(text)
         options = ["-c", str(file), "-p", scratch, "-e", f"{scratch}/error.log", "-g", "daemon off;"]
