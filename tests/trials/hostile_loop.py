@@ -19,11 +19,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from rankfall.serving.recording.record_segments import segments
 from support.join_kills import copy_of
 from support.served_loops import make_shop, start, stream_line
-from support.served_records import ITEMS, random_request
+from support.served_records import ITEMS, random_request, served_spec
 from support.services import Program
 
 if TYPE_CHECKING:
@@ -253,7 +254,8 @@ def _join_and_stream(line: list[str], records: Path, log: Path, place: Path) -> 
         for batch in _batches(records / "samples")
     ]
     days = [time if time - received <= timedelta(hours=1) else received for time, received in chain(*times)]
-    waiting = sum(str(day.date()) in result["waiting"] for day in days)
+    zone = ZoneInfo(served_spec().zone)
+    waiting = sum(str(day.astimezone(zone).date()) in result["waiting"] for day in days)
     if set(result["waiting"].values()) - {"it is in the future"} or counted + waiting != recorded["samples"]:
         return [f"{recorded['samples']:,} samples were recorded, the reports count {counted:,}, and {waiting:,} wait"]
     if not any(report["items"] for report in result["days"]):
