@@ -33,6 +33,7 @@ from rankfall.serving.request_encoder import (
     padded,
     parts_of,
     request_schema,
+    stacked,
 )
 from rankfall.serving.value_encoders import shown
 from rankfall.storage.files import parse_json
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.encoding import Lookup
-    from rankfall.serving.bundle_files import MemoryFile
     from rankfall.serving.onnx_stages import Rows, Scores, Stage
     from rankfall.serving.request_encoder import Request
 
@@ -120,6 +120,18 @@ class StageItems:
     kept: Rows
     is_search: bool
 
+    def take(self, places: Sequence[int] | Rows) -> StageItems:
+        """Return the items of the requests at these indices."""
+        scores = None if self.scores is None else self.scores[places]
+        return StageItems(self.stage, self.rows[places], scores, self.kept[places], self.is_search)
+
+    def sorted(self, order: Rows | None) -> StageItems:
+        """Return the items best first, in this order or, if they have scores, in that of the scores."""
+        if self.scores is None:
+            return self
+        order = best_order(self.scores) if order is None else order
+        return replace(self, rows=by_row(self.rows, order), scores=by_row(self.scores, order))
+
 
 @dataclass(frozen=True, slots=True)
 class Trails:
@@ -141,15 +153,7 @@ class Trails:
 
     def take(self, places: Sequence[int]) -> Trails:
         """Return the trails of the requests at these indices."""
-        stages = [
-            replace(
-                one,
-                rows=one.rows[places],
-                scores=None if one.scores is None else one.scores[places],
-                kept=one.kept[places],
-            )
-            for one in self.stages
-        ]
+        stages = [one.take(places) for one in self.stages]
         return Trails(self.encoded.take(places), self.items, stages, self.rows[places], self.scores[places])
 
     @classmethod
@@ -158,11 +162,11 @@ class Trails:
         stages = []
         for of_stage in zip(*(part.stages for part in parts), strict=True):
             given = [one.scores for one in of_stage if one.scores is not None]
-            joined = _stacked([one.rows for one in of_stage], NO_ITEM), _stacked(given, -np.inf) if given else None
+            joined = stacked([one.rows for one in of_stage], NO_ITEM), stacked(given, -np.inf) if given else None
             kept = np.concatenate([one.kept for one in of_stage])
             stages.append(StageItems(of_stage[0].stage, *joined, kept, of_stage[0].is_search))
-        rows = _stacked([part.rows for part in parts], NO_ITEM)
-        scores = _stacked([part.scores for part in parts], -np.inf)
+        rows = stacked([part.rows for part in parts], NO_ITEM)
+        scores = stacked([part.scores for part in parts], -np.inf)
         return cls(EncodedRequests.join([part.encoded for part in parts]), parts[0].items, stages, rows, scores)
 
     @property
@@ -178,81 +182,6 @@ class Trail(NamedTuple):
 
     trails: Trails
     place: int
-
-
-class TrailKeeper:
-    """Keeps what the stages do with the sampled requests of a batch.
-
-    Args:
-        encoded: The requests of the batch.
-        sampled: Which of them are sampled (B,), at least one.
-        items: Number of items of the bundle.
-    """
-
-    def __init__(self, encoded: EncodedRequests, sampled: NDArray[np.bool_], items: int) -> None:
-        self._places = np.flatnonzero(sampled)
-        self._encoded = encoded if sampled.all() else encoded.take(self._places)
-        self._items = items
-        self._stages: list[StageItems] = []
-
-    def add_list(self, stage: Stage, rows: Rows, scores: Scores, order: Rows, kept: Rows) -> None:
-        """Keep a list of items that a stage scored.
-
-        Args:
-            stage: The stage.
-            rows: The items of each request (B, N).
-            scores: Their scores.
-            order: Their positions in the order of the scores, best first.
-            kept: How many of the best were kept for each request (B,).
-        """
-        order = order[self._places]
-        ordered = by_row(rows[self._places], order), by_row(scores[self._places], order)
-        self._stages.append(StageItems(stage, *ordered, kept[self._places], is_search=False))
-
-    def add_search(self, stage: Stage, rows: Rows, scores: Scores | None, kept: Rows) -> None:
-        """Keep what a stage found among all items.
-
-        Args:
-            stage: The stage.
-            rows: The best items, which it found (B, N).
-            scores: Their scores, which may be None if all of them were kept.
-            kept: How many of them were kept for each request (B,).
-        """
-        rows = rows[self._places]
-        if scores is not None:
-            scores = scores[self._places]
-            order = best_order(scores)
-            rows, scores = by_row(rows, order), by_row(scores, order)
-        self._stages.append(StageItems(stage, rows, scores, kept[self._places], is_search=True))
-
-    def trails(self, rows: Rows, scores: Scores, counts: Rows) -> list[Trail | None]:
-        """Return the trail of each request of the batch, None for those that are not sampled.
-
-        Args:
-            rows: Items in the order of the answers (B, N).
-            scores: Their scores.
-            counts: The number of items of each answer (B,).
-        """
-        is_answered = np.arange(rows.shape[1]) < counts[self._places, None]
-        answered = np.where(is_answered, rows[self._places], NO_ITEM)
-        trails = Trails(self._encoded, self._items, self._stages, answered, scores[self._places])
-        found: list[Trail | None] = [None] * len(rows)
-        for number, place in enumerate(self._places.tolist()):
-            found[place] = Trail(trails, number)
-        return found
-
-
-def _stacked(arrays: Sequence[NDArray[Any]], fill: float) -> NDArray[Any]:
-    """Concatenate arrays (S, N) of different widths; shorter rows are filled."""
-    widest = max(array.shape[1] for array in arrays)
-    if all(array.shape[1] == widest for array in arrays):
-        return np.concatenate(arrays)
-    joined = np.full((sum(map(len, arrays)), widest), fill, arrays[0].dtype)
-    start = 0
-    for array in arrays:
-        joined[start : start + len(array), : array.shape[1]] = array
-        start += len(array)
-    return joined
 
 
 MOST_IDS = 100_000  # in `candidates`, and in `exclude`, of one request
@@ -317,7 +246,9 @@ class Bundle:
             examples = parse_json(bytes(files[EXAMPLES].content))
             items = Items(files[ITEMS])
             stages = [load_stage(about, files, items, threads) for about in manifest["stages"]]
-            return cls(path, manifest, items, _vocabularies(files, manifest), stages, examples)
+            tables = {table: files[f"vocabularies/{table}.arrow"] for table in manifest["vocabularies"]}
+            vocabularies = {table: read_lookup(read_table(file), "value") for table, file in tables.items()}
+            return cls(path, manifest, items, vocabularies, stages, examples)
 
     def __repr__(self) -> str:
         """Return one line with the number of items and the stages."""
@@ -418,9 +349,10 @@ class Bundle:
             RequestError: A request is not valid.
         """
         if isinstance(requests, Mapping) or not isinstance(requests, Sequence):
-            (scores,) = self._score([requests], [candidates], _only_request)
-            return scores
-        return self._score(requests, _one_each("candidates", candidates, len(requests)), _numbered_request)
+            encoded = self._encode([requests], [None], [candidates], [None], _only_request)
+            return self._run_scores(encoded, _only_request)[0]
+        given, nothing = _one_each("candidates", candidates, len(requests)), [None] * len(requests)
+        return self._run_scores(self._encode(requests, nothing, given, nothing, _numbered_request), _numbered_request)
 
     def check(self) -> None:
         """Answer the examples of the bundle and compare the answers with those at export.
@@ -435,16 +367,12 @@ class Bundle:
             for place, ranking in enumerate(self.rank([example["request"] for example in examples])):
                 if not is_same(ranking, examples[place]["ids"], examples[place]["scores"]):
                     raise RankfallError(f"path: {self.path} answers its example {place} differently than at export")
-            if examples:
-                self._check_items(examples[0]["request"])
-
-    def _check_items(self, request: Request) -> None:
-        """Score the items with the smallest and the largest ids of features, which must be in the embedding tables."""
-        rows = self.items.extremes()[None]
-        if rows.size:
-            encoded = self.encode([request])
-            for stage in self.stages:
-                stage.score(encoded, rows)
+            # the items with the smallest and the largest ids of features, which must be in the embedding tables
+            rows = self.items.extremes()[None]
+            if examples and rows.size:
+                encoded = self.encode([examples[0]["request"]])
+                for stage in self.stages:
+                    stage.score(encoded, rows)
 
     # --- in two steps, to compute the requests of several callers at once -----------------------------------------
 
@@ -487,10 +415,20 @@ class Bundle:
         Raises:
             RequestError: The numbers of a request are too large for the models.
         """
+        rankings: list[Any] = [None] * len(batch)
+        milliseconds = dict.fromkeys(self.names, 0.0)
+        parts = parts_of(batch.candidates)
         try:
-            return self._run_parts(batch, explain, sampled)
+            for places in parts:
+                part = batch if len(parts) == 1 else batch.take(places)
+                with at_places(places):
+                    answers = self._run(part, explain, None if sampled is None else sampled[places])
+                for place, ranking in zip(places, answers.rankings, strict=True):
+                    rankings[place] = ranking
+                milliseconds = {name: milliseconds[name] + answers.milliseconds[name] for name in milliseconds}
         except NotFiniteError as error:
             raise _too_large(error.place, _request_name(batch)) from None
+        return Answers(rankings, milliseconds)
 
     def run_scores(self, batch: EncodedRequests) -> list[dict[str, list[float]]]:
         """Score the candidates of encoded requests by every stage, as :meth:`score` does.
@@ -499,22 +437,6 @@ class Bundle:
             RequestError: A request has no candidates, or its numbers are too large for the models.
         """
         return self._run_scores(batch, _request_name(batch))
-
-    def _run_parts(self, encoded: EncodedRequests, explain: bool, sampled: NDArray[np.bool_] | None) -> Answers:
-        if not len(encoded):
-            return Answers([], dict.fromkeys(self.names, 0.0))
-        parts = parts_of(encoded.candidates)
-        if len(parts) == 1:
-            return self._run(encoded, explain, sampled)
-        rankings: list[Any] = [None] * len(encoded)
-        milliseconds = dict.fromkeys(self.names, 0.0)
-        for places in parts:
-            with at_places(places):
-                answers = self._run(encoded.take(places), explain, None if sampled is None else sampled[places])
-            for place, ranking in zip(places, answers.rankings, strict=True):
-                rankings[place] = ranking
-            milliseconds = {name: milliseconds[name] + answers.milliseconds[name] for name in milliseconds}
-        return Answers(rankings, milliseconds)
 
     def _encode(
         self,
@@ -534,49 +456,47 @@ class Bundle:
             for place, ids in enumerate(candidates)
         ]
         allowed = [None if rows is None else distinct(rows, excluded[place]) for place, rows in enumerate(given)]
-        unknown = [_unknown(ids, rows) for ids, rows in zip(candidates, given, strict=True)]
+        unknown = [
+            [] if ids is None else [ids[at] for at in np.flatnonzero(rows == NO_ITEM).tolist()]
+            for ids, rows in zip(candidates, given, strict=True)
+        ]
         counts = [self._count(one, f"{name(place)}.k", place) for place, one in enumerate(k)]
         notes = self._requests.notes(requests, arrays)
         return EncodedRequests(arrays, np.array(counts, np.int64), allowed, excluded, given, unknown, notes)
 
-    def _score(
-        self, requests: Sequence[Request], candidates: Sequence[Any], name: Callable[[int], str]
-    ) -> list[dict[str, list[float]]]:
-        nothing: list[None] = [None] * len(requests)
-        return self._run_scores(self._encode(requests, nothing, candidates, nothing, name), name)
-
     def _run_scores(self, encoded: EncodedRequests, name: Callable[[int], str]) -> list[dict[str, list[float]]]:
-        lists = [_needed(rows, f"{name(place)}.candidates", place) for place, rows in enumerate(encoded.given)]
-        scores: list[dict[str, list[float]]] = [{} for _ in lists]
+        lengths = []
+        for place, of_request in enumerate(encoded.given):
+            if of_request is None:
+                message = f"{name(place)}.candidates: found nothing, expected a list of ids of items"
+                raise RequestError(message, place)
+            lengths.append(len(of_request))
+        scores: list[dict[str, list[float]]] = [{} for _ in lengths]
         try:
-            for places in parts_of(lists):
-                with at_places(places):
-                    found = self._score_part(encoded.take(places), [lists[place] for place in places])
-                for place, of_request in zip(places, found, strict=True):
-                    scores[place] = of_request
+            for places in parts_of(encoded.given):
+                part = encoded.take(places)
+                rows = padded(part.given)
+                for stage in self.stages:
+                    with at_places(places):
+                        of_stage = np.where(rows == NO_ITEM, np.nan, stage.score(part, rows))
+                    for place, found in zip(places, of_stage.tolist(), strict=True):
+                        scores[place][stage.name] = found[: lengths[place]]
         except NotFiniteError as error:
             raise _too_large(error.place, name) from None
         return scores
-
-    def _score_part(self, encoded: EncodedRequests, lists: Sequence[Rows]) -> list[dict[str, list[float]]]:
-        rows = padded(lists)
-        scores = {stage.name: np.where(rows == NO_ITEM, np.nan, stage.score(encoded, rows)) for stage in self.stages}
-        return [
-            {name: of_stage[place, : len(given)].tolist() for name, of_stage in scores.items()}
-            for place, given in enumerate(lists)
-        ]
 
     # --- the funnel ---------------------------------------------------------------------------------------------
 
     def _run(self, encoded: EncodedRequests, explain: bool, sampled: NDArray[np.bool_] | None) -> Answers:
         traces: list[list[StageTrace]] = [[] for _ in range(len(encoded))]
         milliseconds: dict[str, float] = {}
-        keeper = TrailKeeper(encoded, sampled, len(self.items)) if sampled is not None and sampled.any() else None
+        sampled_places = _NO_ROWS if sampled is None else np.flatnonzero(sampled)
+        trail_stages: list[StageItems] = []
         rows = None if encoded.candidates[0] is None else padded(encoded.candidates)
         scores: Scores | None = None
         for stage in self.stages:
             begin = perf_counter()
-            is_last = stage is self.stages[-1]
+            is_last, is_search = stage is self.stages[-1], rows is None
             order = None
             if rows is None:  # a search keeps all that it finds; its scores are rarely needed
                 rows, scores = kept = stage.search(encoded, scored=explain or is_last)
@@ -587,42 +507,35 @@ class Bundle:
             milliseconds[stage.name] = 1000 * (perf_counter() - begin)
             if explain and scores is not None:
                 self._trace(stage, rows, scores, milliseconds[stage.name], traces)
-            if keeper is not None:
+            if len(sampled_places):
                 counts = encoded.k if is_last else np.full(len(encoded), stage.quota)  # what `k` cuts off is dropped
-                if order is None or scores is None:
-                    keeper.add_search(stage, rows, scores if is_last else None, counts)
-                else:
-                    keeper.add_list(stage, rows, scores, order, counts)
+                of_trail = scores if is_last or not is_search else None  # a search that keeps all needs no scores
+                items = StageItems(stage, rows, of_trail, counts, is_search).take(sampled_places)
+                trail_stages.append(items.sorted(None if order is None else order[sampled_places]))
             rows, scores = kept
         assert rows is not None  # a bundle has at least one stage,
         assert scores is not None  # and the last one returns scores
         rows, scores = _best_first(rows, scores)
         counts = np.minimum((rows != NO_ITEM).sum(axis=1), encoded.k)
-        trails = None if keeper is None else keeper.trails(rows, scores, counts)
-        rankings = self._rankings(encoded, rows, scores, counts.tolist(), traces if explain else None, trails)
-        return Answers(rankings, milliseconds)
-
-    def _rankings(
-        self,
-        encoded: EncodedRequests,
-        rows: Rows,
-        scores: Scores,
-        counts: Sequence[int],
-        traces: Sequence[list[StageTrace]] | None,
-        trails: Sequence[Trail | None] | None,
-    ) -> list[Ranking]:
-        ids, lists = self._ids(rows, counts), scores.tolist()
-        return [
+        ids, lists = self._ids(rows, counts.tolist()), scores.tolist()
+        rankings = [
             Ranking(
                 ids[place],
                 lists[place][:count],
                 encoded.unknown[place],
-                traces[place] if traces else None,
+                traces[place] if explain else None,
                 encoded.notes[place],
-                trails[place] if trails else None,
             )
-            for place, count in enumerate(counts)
+            for place, count in enumerate(counts.tolist())
         ]
+        if len(sampled_places):
+            is_answered = np.arange(rows.shape[1]) < counts[sampled_places, None]
+            answered = np.where(is_answered, rows[sampled_places], NO_ITEM)
+            of_sampled = encoded if len(sampled_places) == len(encoded) else encoded.take(sampled_places)
+            trails = Trails(of_sampled, len(self.items), trail_stages, answered, scores[sampled_places])
+            for number, place in enumerate(sampled_places.tolist()):
+                rankings[place] = replace(rankings[place], trail=Trail(trails, number))
+        return Answers(rankings, milliseconds)
 
     def _trace(
         self, stage: Stage, rows: Rows, scores: Scores, milliseconds: float, traces: list[list[StageTrace]]
@@ -692,23 +605,8 @@ def _too_large(place: int, name: Callable[[int], str]) -> RequestError:
     )
 
 
-def _vocabularies(files: Mapping[str, MemoryFile], manifest: Mapping[str, Any]) -> dict[str, Lookup]:
-    tables = {table: files[f"vocabularies/{table}.arrow"] for table in manifest["vocabularies"]}
-    return {table: read_lookup(read_table(file), "value") for table, file in tables.items()}
-
-
 def _one_each(what: str, given: Any, count: int) -> Sequence[Any]:
     if not isinstance(given, list | tuple) or len(given) != count:
         found = f"{len(given)} of them" if isinstance(given, list | tuple) else shown(given)
         raise RankfallError(f"{what}: found {found}, expected a list with one entry for each of {count} requests")
     return given
-
-
-def _unknown(ids: Sequence[Id] | None, rows: Rows | None) -> list[Id]:
-    return [] if ids is None or rows is None else [ids[place] for place in np.flatnonzero(rows == NO_ITEM).tolist()]
-
-
-def _needed(rows: Rows | None, where: str, place: int) -> Rows:
-    if rows is None:
-        raise RequestError(f"{where}: found nothing, expected a list of ids of items", place)
-    return rows

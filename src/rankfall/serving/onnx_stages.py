@@ -91,52 +91,6 @@ def load_stage(about: Mapping[str, Any], files: Mapping[str, MemoryFile], items:
     return ScorerStage(about, files, items, threads)
 
 
-def _file(about: Mapping[str, Any], files: Mapping[str, MemoryFile], name: str) -> MemoryFile:
-    return files[f"stages/{about['name']}/{name}"]
-
-
-class _StageGraph:
-    """The graph of a stage, whose inputs and output are compared with what the stage needs.
-
-    Args:
-        about: Entry of the stage in the manifest.
-        files: Files of the bundle.
-        name: Name of the graph.
-        threads: The number of threads that one call may use.
-        features: Names of the inputs of items that the stage has, such as ``item.author``.
-
-    Raises:
-        ValueError: The graph has other inputs of items.
-    """
-
-    def __init__(
-        self,
-        about: Mapping[str, Any],
-        files: Mapping[str, MemoryFile],
-        name: str,
-        threads: int,
-        features: Sequence[str],
-    ) -> None:
-        self._stage: str = about["name"]
-        file = _file(about, files, name)
-        self._path = file.path
-        self._graph = Graph(file, threads, data=files.get(f"stages/{self._stage}/{name}{DATA}"))
-        self.inputs = self._graph.inputs
-        unknown = [name for name in self.inputs if name.startswith("item.") and name not in features]
-        if unknown:
-            raise self._misplaced(f"it needs {', '.join(unknown)}, which the stage does not have")
-
-    def __call__(self, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Return the output; raise ValueError if it has another shape."""
-        found = self._graph(arrays)
-        if found.shape != shape:
-            raise self._misplaced(f"it returns an array of shape {found.shape}, expected {shape}")
-        return found
-
-    def _misplaced(self, why: str) -> ValueError:
-        return RankfallError(f"path: {self._path} is not the graph of stage {self._stage}: {why}")
-
-
 class Graph:
     """An ONNX graph with one output, which several threads may run at once.
 
@@ -156,9 +110,7 @@ class Graph:
                 [data.path.name], [data.content], [len(data.content)]
             )
         options.inter_op_num_threads = 1
-        options.add_session_config_entry(
-            "session.intra_op.allow_spinning", "0"
-        )  # leaves the cores to others between calls
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # leaves the cores to others
         options.log_severity_level = 4  # its errors are raised
         try:
             self._session = ort.InferenceSession(bytes(file.content), options, providers=["CPUExecutionProvider"])
@@ -180,6 +132,42 @@ class Graph:
         return output
 
 
+class _StageGraph(Graph):
+    """The graph of a stage, whose inputs and output are compared with what the stage needs.
+
+    Args:
+        about: Entry of the stage in the manifest.
+        files: Files of the bundle.
+        name: Name of the graph.
+        threads: The number of threads that one call may use.
+        features: Names of the inputs of items that the stage has, such as ``item.author``.
+
+    Raises:
+        ValueError: The graph has other inputs of items.
+    """
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        files: Mapping[str, MemoryFile],
+        name: str,
+        threads: int,
+        features: Sequence[str],
+    ) -> None:
+        file = f"stages/{about['name']}/{name}"
+        super().__init__(files[file], threads, data=files.get(f"{file}{DATA}"))
+        self._misplaced = f"path: {self._path} is not the graph of stage {about['name']}: it"
+        if unknown := [name for name in self.inputs if name.startswith("item.") and name not in features]:
+            raise RankfallError(f"{self._misplaced} needs {', '.join(unknown)}, which the stage does not have")
+
+    def compute(self, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+        """Return the output; raise ValueError if it has another shape."""
+        found = self(arrays)
+        if found.shape != shape:
+            raise RankfallError(f"{self._misplaced} returns an array of shape {found.shape}, expected {shape}")
+        return found
+
+
 # --- two towers ---------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +179,7 @@ class TwoTowerStage:
         self.quota: int = about["quota"]
         self._tower = _StageGraph(about, files, USER_GRAPH, threads, ())
         self._size: int = about["index"]["size"]
-        index = _file(about, files, INDEX)
+        index = files[f"stages/{self.name}/{INDEX}"]
         self._index = Index(index, about["index"], threads)
         if len(self._index) != len(items):
             raise RankfallError(f"path: {index.path} has {len(self._index):,} items, expected {len(items):,}")
@@ -208,14 +196,14 @@ class TwoTowerStage:
 
     def _vectors(self, requests: EncodedRequests) -> NDArray[np.float32]:
         if len(requests) <= _REQUESTS_AT_ONCE:
-            vectors = self._tower(requests.arrays, (len(requests), self._size))
+            vectors = self._tower.compute(requests.arrays, (len(requests), self._size))
         else:
-            starts = range(0, len(requests), _REQUESTS_AT_ONCE)
-            parts = [requests.inputs(start, start + _REQUESTS_AT_ONCE) for start in starts]
-            counts = [min(_REQUESTS_AT_ONCE, len(requests) - start) for start in starts]
-            vectors = np.concatenate(
-                [self._tower(part, (count, self._size)) for part, count in zip(parts, counts, strict=True)]
-            )
+            found = []
+            for start in range(0, len(requests), _REQUESTS_AT_ONCE):
+                stop = min(start + _REQUESTS_AT_ONCE, len(requests))
+                part = {name: array[start:stop] for name, array in requests.arrays.items()}
+                found.append(self._tower.compute(part, (stop - start, self._size)))
+            vectors = np.concatenate(found)
         if not np.abs(vectors).max() < _LARGE:  # also true for NaN
             with np.errstate(over="ignore"):
                 lengths = (vectors * vectors).sum(axis=1)
@@ -374,7 +362,7 @@ class ScorerStage:
             for first in range(0, rows.shape[1], width):
                 place = some, slice(first, first + width)
                 of_block = {name: array[place] for name, array in of_items.items()}
-                scores[place] = self._graph(inputs | of_block, scores[place].shape)
+                scores[place] = self._graph.compute(inputs | of_block, scores[place].shape)
 
     def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
         """Score all items and return the best."""

@@ -77,12 +77,18 @@ class RequestEncoder:
         """
         for place, request in enumerate(requests):
             _check_keys(request, KEYS, (), name(place), place, "parts of a request")
-        times = self._request_times(requests, name)
+        now = datetime.now(UTC)
+        times = [now] * len(requests)
+        if self._times is not None:
+            try:
+                times = self._times.read([now if (time := one.get("time")) is None else time for one in requests])
+            except BadValueError as error:
+                raise RequestError(f"{name(error.position)}.time: {error}", error.position) from None
         arrays: dict[str, NDArray[Any]] = {}
         for key, group in self._groups.items():
             for feature, values in group.encode([request.get(key) for request in requests], times, name).items():
                 arrays[f"{key}.{feature}"] = values
-        given = [_or_empty(request.get("sequences")) for request in requests]
+        given = [{} if (part := request.get("sequences")) is None else part for request in requests]
         for place, sequences in enumerate(given):
             _check_keys(sequences, self._sequences, self._ignored, f"{name(place)}.sequences", place, "sequences")
         for key, sequence in self._sequences.items():
@@ -115,16 +121,6 @@ class RequestEncoder:
                         notes[place].append(sequence.note(feature, events, unseen[place]))
         return notes
 
-    def _request_times(self, requests: Sequence[Request], name: Callable[[int], str]) -> list[datetime]:
-        now = datetime.now(UTC)
-        if self._times is None:
-            return [now] * len(requests)
-        given = [request.get("time") for request in requests]
-        try:
-            return self._times.read([now if time is None else time for time in given])
-        except BadValueError as error:
-            raise RequestError(f"{name(error.position)}.time: {error}", error.position) from None
-
 
 def ignored_names(ignored: Iterable[str], group: str) -> list[str]:
     """Return the features of a group that requests may hold although no model uses them."""
@@ -147,7 +143,7 @@ class _Group:
     def encode(
         self, groups: Sequence[Any], times: Sequence[datetime], name: Callable[[int], str]
     ) -> dict[str, NDArray[Any]]:
-        given = [_or_empty(group) for group in groups]
+        given = [{} if group is None else group for group in groups]
         for place, group in enumerate(given):
             _check_keys(group, self._encoders.names, self._ignored, name(place) + self._where, place, "features")
         columns = {feature: [group.get(feature) for group in given] for feature in self._encoders.names}
@@ -156,18 +152,12 @@ class _Group:
             return RequestError(f"{name(error.position)}{self._where}.{feature}: {error}", error.position)
 
         for feature in self._of_request:
-            try:
-                columns[feature] = [_or_time(place, columns[feature][place], time) for place, time in enumerate(times)]
-            except BadValueError as error:
-                raise error_for(feature, error) from None
+            for place, value in enumerate(columns[feature]):
+                if value is not None:
+                    expected = "nothing, because it is derived from `time`; remove it"
+                    raise error_for(feature, bad_value(place, value, expected))
+            columns[feature] = [*times]
         return self._encoders.encode(columns, error_for)
-
-
-def _or_time(place: int, value: Any, time: datetime) -> Any:
-    """Return the time of a request for a feature that is derived from it."""
-    if value is None:
-        return time
-    raise bad_value(place, value, "nothing, because it is derived from `time`; remove it")
 
 
 class _Sequence:
@@ -318,10 +308,6 @@ def _with_unseen(rules: Mapping[str, Rule]) -> list[str]:
     return [name for name, rule in rules.items() if isinstance(rule, NumberedIds | VocabularyIds)]
 
 
-def _or_empty(part: Any) -> Any:
-    return {} if part is None else part
-
-
 def _last(values: Any, kept: int) -> list[Any]:
     last = values[len(values) - kept :]
     return last.tolist() if isinstance(last, np.ndarray) else list(last)
@@ -388,19 +374,9 @@ class EncodedRequests:
     def take(self, places: Sequence[int] | Rows) -> EncodedRequests:
         """Return the requests at these indices."""
         places = np.asarray(places, np.int64)  # an empty list has no integer type
-        return EncodedRequests(
-            {name: array[places] for name, array in self.arrays.items()},
-            self.k[places],
-            [self.candidates[place] for place in places],
-            [self.exclude[place] for place in places],
-            [self.given[place] for place in places],
-            [self.unknown[place] for place in places],
-            [self.notes[place] for place in places],
-        )
-
-    def inputs(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a range of requests."""
-        return {name: array[start:stop] for name, array in self.arrays.items()}
+        arrays = {name: array[places] for name, array in self.arrays.items()}
+        lists = ([getattr(self, name)[place] for place in places] for name in _LISTS)
+        return EncodedRequests(arrays, self.k[places], *lists)
 
     def without_candidates(self) -> EncodedRequests:
         """Return the same requests for all items."""
@@ -410,16 +386,25 @@ class EncodedRequests:
     @classmethod
     def join(cls, parts: Sequence[EncodedRequests]) -> EncodedRequests:
         """Concatenate requests; shorter sequences are padded."""
-        names = parts[0].arrays
-        return cls(
-            {name: _concatenate([part.arrays[name] for part in parts], name) for name in names},
-            np.concatenate([part.k for part in parts]),
-            [rows for part in parts for rows in part.candidates],
-            [rows for part in parts for rows in part.exclude],
-            [rows for part in parts for rows in part.given],
-            [ids for part in parts for ids in part.unknown],
-            [notes for part in parts for notes in part.notes],
-        )
+        arrays = {name: stacked([part.arrays[name] for part in parts], 0) for name in parts[0].arrays}
+        lists = ([one for part in parts for one in getattr(part, name)] for name in _LISTS)
+        return cls(arrays, np.concatenate([part.k for part in parts]), *lists)
+
+
+_LISTS = ("candidates", "exclude", "given", "unknown", "notes")  # the fields with one entry per request
+
+
+def stacked(arrays: Sequence[NDArray[Any]], fill: float) -> NDArray[Any]:
+    """Concatenate arrays (B, ...) along the first dimension; rows that are shorter than others are filled."""
+    widths = {array.shape[1:2] for array in arrays}
+    if len(widths) == 1:
+        return np.concatenate(arrays)
+    joined = np.full((sum(map(len, arrays)), *max(widths)), fill, arrays[0].dtype)
+    start = 0
+    for array in arrays:
+        joined[start : start + len(array), : array.shape[1]] = array
+        start += len(array)
+    return joined
 
 
 def padded(lists: Sequence[Rows | None]) -> Rows:
@@ -429,18 +414,6 @@ def padded(lists: Sequence[Rows | None]) -> Rows:
     rows = np.full((len(lists), max(1, lengths.max())), NO_ITEM, np.int64)
     rows[np.arange(rows.shape[1]) < lengths[:, None]] = np.concatenate(given)
     return rows
-
-
-def _concatenate(parts: Sequence[NDArray[Any]], name: str) -> NDArray[Any]:
-    if not name.startswith("sequence.") or len({part.shape[1] for part in parts}) == 1:
-        return np.concatenate(parts)
-    longest = max(part.shape[1] for part in parts)
-    joined = np.zeros((sum(map(len, parts)), longest), parts[0].dtype)
-    start = 0
-    for part in parts:
-        joined[start : start + len(part), : part.shape[1]] = part
-        start += len(part)
-    return joined
 
 
 def parts_of(lists: Sequence[Rows | None]) -> list[list[int]]:
@@ -501,13 +474,10 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
     else:
         kinds = [*_values(rule), _NULL]
     if rule["rows"]:
-        number = {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": rule["rows"] - 1,
-            "description": "the row of an embedding table",
-        }
-        kinds.append(_object({"id": number}, [], ["id"]))
+        about = {"description": "the row of an embedding table"}
+        kinds.append(
+            _object({"id": {"type": "integer", "minimum": 0, "maximum": rule["rows"] - 1, **about}}, [], ["id"])
+        )
     return {"anyOf": kinds}
 
 

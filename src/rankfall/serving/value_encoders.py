@@ -7,6 +7,7 @@ anywhere, so each value is checked first, and an error names the one that is wro
 from __future__ import annotations
 
 import re
+import sys
 from array import array
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -92,7 +93,15 @@ def integers_or_their_text(values: Sequence[Any], expected: str) -> NDArray[np.i
 def texts(values: Sequence[Any], expected: str) -> pa.Array:
     """Return text; integers and booleans are converted to the text that a log makes of them."""
     if any(kind is not str for kind in set(map(type, values))):
-        values = [_text(position, value, expected) for position, value in enumerate(values)]
+        converted = []
+        for position, value in enumerate(values):
+            if isinstance(value, bool | np.bool_):
+                converted.append("true" if value else "false")
+            elif not isinstance(value, str) and (not is_integer(value) or int(value).bit_length() > _MAX_BITS):
+                raise bad_value(position, value, expected)
+            else:
+                converted.append(value if isinstance(value, str) else str(int(value)))
+        values = converted
     return text_array(values, expected)
 
 
@@ -115,16 +124,6 @@ def is_integer(value: Any) -> bool:
     if isinstance(value, int | np.integer | np.bool_):
         return True
     return isinstance(value, float | np.floating) and abs(float(value)) < _EXACT and float(value).is_integer()
-
-
-def _text(position: int, value: Any, expected: str) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
-    if not is_integer(value) or int(value).bit_length() > _MAX_BITS:
-        raise bad_value(position, value, expected)
-    return str(int(value))
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
@@ -151,8 +150,10 @@ def _single_numbers(values: Sequence[Any], expected: str) -> NDArray[np.float64]
         raise bad_value(position, values[position], expected)
     try:
         numbers = np.array(values, np.float64)
-    except OverflowError:
-        position = next(i for i, value in enumerate(values) if _overflows(value))
+    except OverflowError:  # of an integer, which no float is as large as
+        position = next(
+            i for i, value in enumerate(values) if isinstance(value, int) and abs(value) > sys.float_info.max
+        )
         raise bad_value(position, values[position], expected) from None
     for position in np.flatnonzero(~np.isfinite(numbers)).tolist():
         if values[position] is not None:
@@ -164,17 +165,7 @@ def _is_number_type(kind: type) -> bool:
     return issubclass(kind, int | float | np.integer | np.floating | np.bool_)
 
 
-def _overflows(value: Any) -> bool:
-    """Return whether a number, or None, is too large for a float."""
-    try:
-        float(0 if value is None else value)
-    except OverflowError:
-        return True
-    return False
-
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_DAY = _EPOCH.toordinal()
 _MILLISECOND = timedelta(milliseconds=1)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -206,7 +197,14 @@ class Encoders:
             columns: The values by feature.
             error_for: Returns the exception to raise for a value that a feature does not accept.
         """
-        encoded = self._encode_numbered([columns[name] for name in self._numbered])
+        encoded: dict[str, NDArray[Any]] = {}
+        if self._numbered:  # all of them at once, or none if a value needs a closer look
+            try:
+                flat = array("q", list(chain.from_iterable(columns[name] for name in self._numbered)))
+                ids = number_ids(np.asarray(flat).reshape(len(self._numbered), -1), self._counts)
+                encoded = dict(zip(self._numbered, ids.astype(np.int32), strict=True))
+            except (TypeError, OverflowError, BadValueError):
+                pass
         for name, encoder in self._encoders.items():
             if name not in encoded:
                 try:
@@ -215,17 +213,6 @@ class Encoders:
                     raise error_for(name, error) from None
         return encoded
 
-    def _encode_numbered(self, columns: Sequence[list[Any]]) -> dict[str, NDArray[Any]]:
-        """Encode all features with numbered ids at once, or none of them if a value needs a closer look."""
-        if not columns:
-            return {}
-        try:
-            numbers = np.asarray(array("q", list(chain.from_iterable(columns)))).reshape(len(columns), -1)
-            ids = number_ids(numbers, self._counts)
-        except (TypeError, OverflowError, BadValueError):
-            return {}
-        return dict(zip(self._numbered, ids.astype(np.int32), strict=True))
-
 
 def make_encoder(rule: Rule) -> NumberEncoder | IdEncoder:
     """Return the encoder of a rule."""
@@ -233,40 +220,19 @@ def make_encoder(rule: Rule) -> NumberEncoder | IdEncoder:
         case Numbers():
             return NumberEncoder(rule)
         case Buckets():
-            return _id_encoder(
-                rule, partial(finite_numbers, size=rule.numbers.size), _expected_number(rule.numbers.size)
-            )
+            size = rule.numbers.size
+            return IdEncoder(rule, partial(finite_numbers, size=size), _expected_number(size), accepts_none=True)
         case NumberedIds():
-            return _id_encoder(rule, integers, "a whole number from 0 on")
+            return IdEncoder(rule, integers, "a whole number from 0 on")
         case VocabularyIds():
-            return _id_encoder(
-                rule, partial(values_like, rule.known), "text" if rule.known.is_text else "a whole number"
-            )
+            return IdEncoder(rule, partial(values_like, rule.known), "text" if rule.known.is_text else "a whole number")
         case TimePart():
             times = Times(rule.unit, rule.zone)
-            return _id_encoder(rule, lambda values, expected: times.local_milliseconds(values), times.expected)
+            return IdEncoder(rule, lambda values, expected: times.local_milliseconds(values), times.expected)
         case HashedIds(text=False):
-            return _id_encoder(rule, integers_or_their_text, "a whole number")
-        case HashedIds(text=True):
-            return _id_encoder(rule, texts, "a whole number or text")
-        case HashedIds():
-            expected = "a whole number or text"
-            return IdEncoder(partial(_mixed_hash_ids, rule, expected), rule.rows, expected)
-
-
-def _id_encoder(rule: IdRule, read: Read, expected: str) -> IdEncoder:
-    # the rule for buckets has a number that replaces missing ones
-    return IdEncoder(partial(_apply, rule, read, expected), rule.rows, expected, accepts_none=isinstance(rule, Buckets))
-
-
-def _apply(rule: Any, read: Read, expected: str, values: Sequence[Any]) -> Ids:
-    """Return the ids of values that are read first."""
-    array = read(values, expected)
-    try:
-        ids: Ids = rule.ids(array)
-    except BadValueError as error:
-        raise bad_value(error.position, values[error.position], expected) from None
-    return ids
+            return IdEncoder(rule, integers_or_their_text, "a whole number")
+        case HashedIds(text=text):
+            return IdEncoder(rule, texts if text else None, "a whole number or text")
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
@@ -276,59 +242,54 @@ class IdEncoder:
     """Encoder of values as ids. None has the id 0, and ``{"id": 7}`` gives an id itself.
 
     Args:
-        ids: Returns the ids of values.
-        rows: The number of ids.
+        rule: The rule.
+        read: Returns the array that the rule takes. None: integers and text, of which it is unknown which the log had.
         expected: The accepted values, in words.
-        accepts_none: Whether `ids` accepts None.
+        accepts_none: Whether the rule has an id for None, as that of buckets with a number that replaces missing ones.
     """
 
-    def __init__(
-        self, ids: Callable[[Sequence[Any]], Ids], rows: int, expected: str, *, accepts_none: bool = False
-    ) -> None:
-        self._ids = ids
-        self._rows = rows
+    def __init__(self, rule: IdRule, read: Read | None, expected: str, *, accepts_none: bool = False) -> None:
+        self._rule: Any = rule
+        self._read = read
         self._expected = expected
         self._accepts_none = accepts_none
 
     def encode(self, values: Sequence[Any]) -> NDArray[np.int32]:
         """Return the ids of values."""
         kinds = set(map(type, values))
-        if type(None) not in kinds and not any(issubclass(kind, Mapping) for kind in kinds):
-            return self._ids(values).astype(np.int32, copy=False)
+        is_plain = type(None) not in kinds and not any(issubclass(kind, Mapping) for kind in kinds)
+        if is_plain and self._read is not None:
+            return self._ids(self._read, values).astype(np.int32, copy=False)
         ids = np.full(len(values), MISSING, np.int32)
         plain: list[int] = []
         for position, value in enumerate(values):
             if isinstance(value, Mapping):
-                ids[position] = self._given_id(position, value)
+                number: Any = value.get("id")
+                if set(value) != {"id"} or not is_integer(number) or not 0 <= number < self._rule.rows:
+                    raise bad_value(position, value, f'{self._expected}, or {{"id": 0 to {self._rule.rows - 1}}}')
+                ids[position] = number
             elif value is not None or self._accepts_none:
                 plain.append(position)
-        if plain:
-            ids[plain] = _encode_some(plain, values, self._ids)
+        parts: list[tuple[Read, list[int]]] = [(self._read or integers, plain)]
+        if self._read is None:
+            of_text = [position for position in plain if isinstance(values[position], str)]
+            of_numbers = [position for position in plain if not isinstance(values[position], str)]
+            parts = [(integers, of_numbers), (text_array, of_text)]
+        for read, positions in parts:
+            if positions:
+                try:
+                    ids[positions] = self._ids(read, [values[position] for position in positions])
+                except BadValueError as error:
+                    raise BadValueError(str(error), positions[error.position]) from None
         return ids
 
-    def _given_id(self, position: int, value: Mapping[Any, Any]) -> int:
-        number: Any = value.get("id")
-        if set(value) != {"id"} or not is_integer(number) or not 0 <= number < self._rows:
-            raise bad_value(position, value, f'{self._expected}, or {{"id": 0 to {self._rows - 1}}}')
-        return int(number)
-
-
-def _mixed_hash_ids(rule: HashedIds, expected: str, values: Sequence[Any]) -> Ids:
-    """Return the ids of integers and text, of which it is unknown which the log had."""
-    ids = np.empty(len(values), np.int64)
-    is_text = np.array([isinstance(value, str) for value in values], np.bool_)
-    for positions, read in ((np.flatnonzero(~is_text), integers), (np.flatnonzero(is_text), text_array)):
-        if len(positions):
-            ids[positions] = _encode_some(positions.tolist(), values, partial(_apply, rule, read, expected))
-    return ids
-
-
-def _encode_some(positions: Sequence[int], values: Sequence[Any], encode: Callable[[Sequence[Any]], Ids]) -> Ids:
-    """Encode the values at some positions; the position of an error is that among all values."""
-    try:
-        return encode([values[position] for position in positions])
-    except BadValueError as error:
-        raise BadValueError(str(error), positions[error.position]) from None
+    def _ids(self, read: Read, values: Sequence[Any]) -> Ids:
+        array = read(values, self._expected)
+        try:
+            ids: Ids = self._rule.ids(array)
+        except BadValueError as error:
+            raise bad_value(error.position, values[error.position], self._expected) from None
+        return ids
 
 
 # --- times --------------------------------------------------------------------------------------------------------
@@ -350,7 +311,8 @@ class Times:
 
     def local_milliseconds(self, values: Sequence[Any]) -> NDArray[np.int64]:
         """Return local times in milliseconds since 1970."""
-        return np.array([_local_milliseconds(moment) for moment in self.read(values)], np.int64)
+        moments = [moment.replace(tzinfo=UTC) - _EPOCH for moment in self.read(values)]
+        return np.array([moment // _MILLISECOND for moment in moments], np.int64)
 
     def milliseconds(self, values: Sequence[Any]) -> list[int]:
         """Return times in milliseconds since 1970."""
@@ -358,18 +320,21 @@ class Times:
 
     def read(self, values: Sequence[Any]) -> list[datetime]:
         """Return times in the zone."""
-        return [self._read(position, value) for position, value in enumerate(values)]
-
-    def _read(self, position: int, value: Any) -> datetime:
-        try:
-            if isinstance(value, str | datetime):
-                return self._local(datetime.fromisoformat(value.strip()) if isinstance(value, str) else value)
-            if self._unit is not None and is_integer(value):
-                since = timedelta(microseconds=int(value) * _MICROSECONDS[self._unit])
-                return (_EPOCH + since).astimezone(self._zone)
-        except (ValueError, OverflowError):
-            pass
-        raise bad_value(position, value, self.expected)
+        moments = []
+        for position, value in enumerate(values):
+            try:
+                if isinstance(value, str | datetime):
+                    moments.append(
+                        self._local(datetime.fromisoformat(value.strip()) if isinstance(value, str) else value)
+                    )
+                elif self._unit is not None and is_integer(value):
+                    since = timedelta(microseconds=int(value) * _MICROSECONDS[self._unit])
+                    moments.append((_EPOCH + since).astimezone(self._zone))
+                else:
+                    raise bad_value(position, value, self.expected)
+            except (ValueError, OverflowError):
+                raise bad_value(position, value, self.expected) from None
+        return moments
 
     def _local(self, moment: datetime) -> datetime:
         if moment.tzinfo is not None:
@@ -378,11 +343,6 @@ class Times:
         if local.astimezone(UTC).astimezone(self._zone).replace(tzinfo=None) != moment:
             raise RankfallError("the clocks were put forward over that time")
         return local
-
-
-def _local_milliseconds(moment: datetime) -> int:
-    minutes = ((moment.toordinal() - _EPOCH_DAY) * 24 + moment.hour) * 60 + moment.minute
-    return (minutes * 60 + moment.second) * 1000 + moment.microsecond // 1000
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
