@@ -29,7 +29,8 @@ from rankfall.reporting.diagnosis import advice_blocks
 from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel import funnel_panels, has_funnel, method_steps, stages_in, steps_of
 from rankfall.studies.compare import LEVEL, decide
-from rankfall.studies.results import ComparisonResult, point_name, value_text
+from rankfall.studies.comparison_plan import point_name, value_text
+from rankfall.studies.results import ComparisonResult
 from rankfall.training.config.component_checks import JOINT, higher_is_better, shown_name
 
 if TYPE_CHECKING:

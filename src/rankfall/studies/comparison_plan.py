@@ -22,7 +22,6 @@ from rankfall._config import ConfigError, Section, explain, read_source, shown
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry.references import absolute
 from rankfall.studies.baselines import BASELINES, BaselineConfig, method_of
-from rankfall.studies.results import point_name, value_text
 from rankfall.training.config.cascade_config import CascadeTrainingConfig
 from rankfall.training.config.component_checks import measures, names_first
 from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option, validate_any
@@ -76,6 +75,20 @@ def check_keys(found: Iterable[str], allowed: Sequence[str], where: str) -> None
 
 MAX_POINTS = 10_000  # of the grid of a method: each is validated before the first is trained
 Values = Annotated[list[Any], Field(min_length=1)]
+
+
+def point_name(method: str, point: Settings) -> str:
+    """Return the name of a method at a point of a sweep: the values are written as overrides.
+
+    >>> point_name("LCRON", {"objective.tau": 0.5, "training.max_list": None, "loss": {"name": "arf"}})
+    'LCRON objective.tau=0.5 training.max_list=null loss={"name": "arf"}'
+    """
+    return " ".join([method, *(f"{key}={value_text(value)}" for key, value in point.items())])
+
+
+def value_text(value: Any) -> str:
+    """Return a value as in an override; text has no quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _check_sweep(sweep: dict[str, Any]) -> dict[str, Any]:

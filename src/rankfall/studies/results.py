@@ -20,7 +20,6 @@ True
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -186,20 +185,6 @@ class MethodResult(Result):
     """The method of which this is a point, if the comparison has a sweep."""
     point: Settings | None = None
     """Its values of the swept keys; empty for a method without a sweep."""
-
-
-def point_name(method: str, point: Settings) -> str:
-    """Return the name of a method at a point of a sweep: the values are written as overrides.
-
-    >>> point_name("LCRON", {"objective.tau": 0.5, "training.max_list": None, "loss": {"name": "arf"}})
-    'LCRON objective.tau=0.5 training.max_list=null loss={"name": "arf"}'
-    """
-    return " ".join([method, *(f"{key}={value_text(value)}" for key, value in point.items())])
-
-
-def value_text(value: Any) -> str:
-    """Return a value as in an override; text has no quotes."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)

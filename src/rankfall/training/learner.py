@@ -291,22 +291,29 @@ class Learner(ABC, Generic[BatchT]):
         Raises:
             TrainingError: If a loss, gradient or score became NaN, infinite or too large.
         """
-        lengths = [len(one.values) for one in unread]
-        table = torch.cat([one.values for one in unread]).cpu().split(lengths)
-        rows = [_Row.of(one, values.tolist()) for one, values in zip(unread, table, strict=True)]
-        totals = iter(self.group.totals([value for row in rows for value in row.own]))
-        return [self._result(row, [next(totals) for _ in row.own], position) for row in rows]
-
-    def _result(self, row: _Row[BatchT], sums: list[float], position: Position) -> StepResult:
-        step, then = row.step, replace(position, batch=row.step.number)
-        if not all(map(math.isfinite, sums)):
-            with self.group.together():
-                if not all(map(math.isfinite, row.own)):
-                    raise self.diverged(row.bad or "the loss", step.batch, then)
-        if not math.isfinite(row.norm):
-            with self.group.together():
-                raise self.diverged("the gradient", step.batch, then)
-        return StepResult(step.count, dict(zip(step.terms, sums, strict=True)), row.moved)
+        sizes = [len(one.values) for one in unread]
+        table = torch.cat([one.values for one in unread]).cpu().split(sizes)
+        rows = []  # of each batch: sums of the terms in this process, what is not finite, moved parts, gradient norm
+        for one, found in zip(unread, table, strict=True):
+            values = iter(found.tolist())
+            means = [next(values) for _ in one.terms]
+            bad = [what for what in one.checked if not next(values)]
+            moved = [part for part in one.parts if next(values) > 0]
+            own = [math.nan if bad else mean * len(one.batch) for mean in means]
+            rows.append((own, bad, moved, next(values)))
+        totals = iter(self.group.totals([value for own, *_ in rows for value in own]))
+        results = []
+        for one, (own, bad, moved, norm) in zip(unread, rows, strict=True):
+            sums, then = [next(totals) for _ in own], replace(position, batch=one.number)
+            if not all(map(math.isfinite, sums)):
+                with self.group.together():
+                    if not all(map(math.isfinite, own)):
+                        raise self.diverged([*bad, "the loss"][0], one.batch, then)
+            if not math.isfinite(norm):
+                with self.group.together():
+                    raise self.diverged("the gradient", one.batch, then)
+            results.append(StepResult(one.count, dict(zip(one.terms, sums, strict=True)), moved))
+        return results
 
     def _unmoved(self, position: Position) -> dict[str, list[nn.Parameter]]:
         """Return the parts that are not known to have moved in this epoch; gradients are equal in all processes."""
@@ -395,26 +402,6 @@ class Learner(ABC, Generic[BatchT]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Row(Generic[BatchT]):
-    """What was read of a batch: sums of the terms in this process, what is not finite, moved parts, gradient norm."""
-
-    step: UnreadStep[BatchT]
-    own: list[float]
-    bad: str
-    moved: list[str]
-    norm: float
-
-    @classmethod
-    def of(cls, step: UnreadStep[BatchT], values: list[float]) -> _Row[BatchT]:
-        read = iter(values)
-        means = [next(read) for _ in step.terms]
-        bad = [what for what in step.checked if not next(read)]
-        moved = [part for part in step.parts if next(read) > 0]
-        own = [math.nan if bad else mean * len(step.batch) for mean in means]
-        return cls(step, own, bad[0] if bad else "", moved, next(read))
 
 
 def _largest_gradient(parameters: Iterable[Tensor], like: Tensor) -> Tensor:
