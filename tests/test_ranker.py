@@ -467,7 +467,7 @@ def with_value(place: tuple[int, int], value: float) -> Array:
         ({"eval_set": (planted()[0], np.zeros(60)), "eval_group": SIZES}, "eval_set, valid_0: ndcg@10 is undefined"),
         ({"eval_X": planted()[0]}, "eval_set: found eval_X, expected eval_set, or eval_X and eval_y"),
         ({"eval_X": planted()[0], "eval_y": (planted()[1],)}, "found a tuple for only one of eval_X and eval_y"),
-        ({"eval_metric": "ndgc"}, "found 'ndgc', did you mean ndcg"),
+        ({"eval_metric": "ndgc"}, "found 'ndgc', did you mean 'ndcg'"),
         ({"eval_at": []}, "eval_at: found nothing"),
     ],
 )
