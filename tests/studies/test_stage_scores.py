@@ -10,8 +10,7 @@ import torch
 import rankfall as rf
 from rankfall.metrics import funnel
 from rankfall.studies.evaluate import collect_scores
-from rankfall.training.cascade_metrics import measure_lists
-from rankfall.training.learner import ScoredBatch
+from rankfall.training.cascade_metrics import ScoredBatch, measure_lists
 from support.cascades import liked_log
 from support.logs import DAYS
 

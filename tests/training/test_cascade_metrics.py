@@ -20,12 +20,18 @@ from rankfall.metrics.named import forms
 from rankfall.training import cascade_loaders
 from rankfall.training import measured_lists as measure_cascade
 from rankfall.training.build import make_cascade
-from rankfall.training.cascade_metrics import MeasuredFunnel, graded_truth, ground_truth, measure_lists, user_feature
+from rankfall.training.cascade_metrics import (
+    MeasuredFunnel,
+    ScoredBatch,
+    graded_truth,
+    ground_truth,
+    measure_lists,
+    user_feature,
+)
 from rankfall.training.config.cascade_config import validate_cascade
 from rankfall.training.config.component_checks import RESERVED, shown_name
 from rankfall.training.distributed.group import Group
 from rankfall.training.evaluation import Evaluation
-from rankfall.training.learner import ScoredBatch
 from rankfall.training.methods import train
 from support.cascades import content, liked_log, sized_log
 from support.logs import DAYS, spec

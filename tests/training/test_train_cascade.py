@@ -25,11 +25,11 @@ from rankfall.studies.comparison_plan import ComparisonConfig, make_plan, valida
 from rankfall.studies.evaluate import evaluate_run
 from rankfall.training.build import make_objective
 from rankfall.training.cascade_loaders import make_loader
-from rankfall.training.cascade_metrics import ground_truth, measure_lists, published_gains
+from rankfall.training.cascade_metrics import ScoredBatch, ground_truth, measure_lists, published_gains
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
 from rankfall.training.config.component_checks import higher_is_better, measures
 from rankfall.training.config.load_config import set_option
-from rankfall.training.learner import ScoredBatch, clip_gradients
+from rankfall.training.learner import clip_gradients
 from rankfall.training.measured_lists import measure_cascade as measure
 from rankfall.training.methods import train
 from rankfall.training.run_directory import TrainingError

@@ -77,6 +77,20 @@ MAX_POINTS = 10_000  # of the grid of a method: each is validated before the fir
 Values = Annotated[list[Any], Field(min_length=1)]
 
 
+def point_name(method: str, point: Settings) -> str:
+    """Return the name of a method at a point of a sweep: the values are written as overrides.
+
+    >>> point_name("LCRON", {"objective.tau": 0.5, "training.max_list": None, "loss": {"name": "arf"}})
+    'LCRON objective.tau=0.5 training.max_list=null loss={"name": "arf"}'
+    """
+    return " ".join([method, *(f"{key}={value_text(value)}" for key, value in point.items())])
+
+
+def value_text(value: Any) -> str:
+    """Return a value as in an override; text has no quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _check_sweep(sweep: dict[str, Any]) -> dict[str, Any]:
     for key, values in sweep.items():
         named = isinstance(values, dict) and all(isinstance(settings, dict) for settings in values.values())

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data import ImpressionLoader, ImpressionLog
+    from rankfall.training.cascade_metrics import ScoreBatch, ScoredBatch
     from rankfall.training.evaluation import Evaluation
-    from rankfall.training.learner import ScoreBatch, ScoredBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StageScores:
         rank: Logged rank ``(R, N)``, -1 for none.
         ranked: Number of items ``(R,)`` that the first stage ranked.
         complete: Whether the lists hold every item that the first stage ranked; see
-            :class:`~rankfall.training.learner.ScoredBatch`.
+            :class:`~rankfall.training.cascade_metrics.ScoredBatch`.
     """
 
     stages: list[str]

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from rankfall.data import ImpressionLoader
     from rankfall.data.impressions.loader import Impressions
     from rankfall.data.impressions.spec import Spec
-    from rankfall.metrics import FunnelResult
     from rankfall.training.distributed.group import Group
-    from rankfall.training.learner import ScoreBatch, ScoredBatch
+
+    ScoreBatch = Callable[[Impressions], "ScoredBatch"]
 
 
 SEED = 0  # seed of the order of items with equal scores
@@ -104,6 +104,32 @@ def _count_of_worse(batch: Impressions, truth: Tensor) -> Tensor:
     """Return for each item of the ground truth how many others of it are worse; 0 for all other items."""
     order = _order(batch).masked_fill(truth == 0, torch.inf)
     return torch.searchsorted(order.sort(-1).values, order).masked_fill(truth == 0, 0).float()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """Impressions and the scores of their items by all stages, on the CPU.
+
+    Lists that were measured over all items of a catalogue do not hold all of them: they hold the items that the first
+    stage ranks best, at least as many as it keeps, and all relevant items. The funnel of such lists is exact, since no
+    other item passes the first stage. Figures of a later stage alone are not.
+
+    Attributes:
+        batch: The impressions, with the lists that were scored.
+        scores: Scores ``(B, N)`` of each stage.
+        ranked: Number of items ``(B,)`` that the first stage ranked, including those that the lists do not hold.
+        complete: Whether the lists hold every item that the first stage ranked.
+    """
+
+    batch: Impressions
+    scores: Sequence[Tensor]
+    ranked: Tensor
+    complete: bool = True
+
+    @classmethod
+    def of_lists(cls, batch: Impressions, scores: Sequence[Tensor]) -> ScoredBatch:
+        """Return a batch whose lists hold every item that was ranked."""
+        return cls(batch, scores, batch.mask.sum(-1))
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
@@ -231,18 +257,39 @@ class _Meter:
 
     def columns(self, scored: ScoredBatch, generator: torch.Generator) -> dict[_Column, Tensor]:
         """Return the columns of a batch."""
-        batch = scored.batch
+        batch, ranked = scored.batch, scored.ranked
         truth = ground_truth(batch, self.relevant)
         scores = [stage.float() for stage in scored.scores]
         result = funnel(scores, truth, quotas=self.quotas, mask=batch.mask, generator=generator)
-        expected = self._expected(scored.ranked)
-        values = self._values(result) | self._further_values(scores, batch, truth)
-        chance = self._chance(batch, truth, expected, scored.ranked)
         undefined = ~result.defined
+        # share (B, T) of any items that a random cascade keeps up to each stage
+        expected = (
+            torch.stack([(quota / ranked.double()).clamp(max=1.0) for quota in self.quotas], -1).cummin(-1).values
+        )
+        values, chance = {JOINT: result.joint_recall}, {JOINT: expected[..., -1].float()}
+        before, flat = torch.ones_like(expected[..., 0]), torch.zeros_like(truth)
+        for t, (stage, quota) in enumerate(zip(self.stages, self.quotas, strict=True)):
+            recall, quality, lost = alone_name(stage, "recall"), alone_name(stage, "ndcg"), f"{stage}/lost"
+            values |= {
+                recall: result.stage_recall[..., t],
+                quality: result.stage_ndcg[..., t],
+                lost: result.lost[..., t],
+            }
+            chance |= {recall: (quota / ranked).clamp(max=1.0), lost: (before - expected[..., t]).float()}
+            if self.complete:
+                chance[quality] = parse("ndcg_linear")(flat, truth, batch.mask)
+            before = expected[..., t]
+        for metric in self.further:
+            measured = parse(list_metric(metric))
+            labels = _LABELS.get(metric.partition("@")[0], graded_truth)(batch, truth)
+            for stage, of_stage in zip(self.stages, scores, strict=True):
+                values[alone_name(stage, metric)] = measured(of_stage, labels, batch.mask)
+                chance[alone_name(stage, metric)] = measured(flat, labels, batch.mask)
         columns: dict[_Column, Tensor] = {
             (kind, name): value.masked_fill(undefined, torch.nan)
             for kind, found in (("value", values), ("chance", chance))
             for name, value in found.items()
+            if name in self.measured
         }
         worth = batch.relevance * truth
         for t, stage in enumerate(self.stages):
@@ -255,47 +302,9 @@ class _Meter:
             for t, stage in enumerate(self.stages):
                 columns["kept", f"{stage}/{name}"] = (given * result.survivors[..., t, :]).sum(-1)
         columns["sizes", ""] = _has_sizes(batch.relevance, truth).float()
-        columns["ranked", ""] = scored.ranked.double()
+        columns["ranked", ""] = ranked.double()
         columns["user", ""] = batch.user[self.user].double() if self.user else torch.zeros(len(batch)).double()
         return columns
-
-    def _expected(self, ranked: Tensor) -> Tensor:
-        """Return the share ``(B, T)`` of any items that a random cascade keeps up to each stage."""
-        alone = torch.stack([(quota / ranked.double()).clamp(max=1.0) for quota in self.quotas], -1)
-        return alone.cummin(-1).values
-
-    def _values(self, result: FunnelResult) -> dict[str, Tensor]:
-        values = {JOINT: result.joint_recall}
-        for t, stage in enumerate(self.stages):
-            values[alone_name(stage, "recall")] = result.stage_recall[..., t]
-            values[alone_name(stage, "ndcg")] = result.stage_ndcg[..., t]
-            values[f"{stage}/lost"] = result.lost[..., t]
-        return {name: value for name, value in values.items() if name in self.measured}
-
-    def _chance(self, batch: Impressions, truth: Tensor, expected: Tensor, ranked: Tensor) -> dict[str, Tensor]:
-        """Return the expected values of a random cascade."""
-        flat = torch.zeros_like(truth)
-        values = {JOINT: expected[..., -1].float()}
-        before = torch.ones_like(expected[..., 0])
-        for t, (stage, quota) in enumerate(zip(self.stages, self.quotas, strict=True)):
-            values[alone_name(stage, "recall")] = (quota / ranked).clamp(max=1.0)
-            values[f"{stage}/lost"] = (before - expected[..., t]).float()
-            before = expected[..., t]
-        if self.complete:
-            quality = parse("ndcg_linear")(flat, truth, batch.mask)
-            values |= {alone_name(stage, "ndcg"): quality for stage in self.stages}
-        values |= self._further_values([flat] * len(self.stages), batch, truth)
-        return {name: value for name, value in values.items() if name in self.measured}
-
-    def _further_values(self, scores: Sequence[Tensor], batch: Impressions, truth: Tensor) -> dict[str, Tensor]:
-        """Return the metrics of lists for each stage by itself."""
-        values = {}
-        for metric in self.further:
-            measured = parse(list_metric(metric))
-            labels = _LABELS.get(metric.partition("@")[0], graded_truth)(batch, truth)
-            for stage, of_stage in zip(self.stages, scores, strict=True):
-                values[alone_name(stage, metric)] = measured(of_stage, labels, batch.mask)
-        return values
 
     def result(self, columns: Mapping[_Column, Tensor], *, value: bool) -> MeasuredFunnel:
         """Return the result of the columns of all impressions."""

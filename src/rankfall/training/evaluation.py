@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -68,7 +69,7 @@ class EvaluationSummary(Tables, Result):
         return {"metrics": metrics, "stages": [stage.row() for stage in self.funnel or ()]}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evaluation:
     """Values of each metric per list.
 
@@ -87,7 +88,6 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     measured: MeasuredFunnel | None = None
     lists: MeasuredLists | None = None
-    _summaries: list[EvaluationSummary] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of_cascade(
@@ -98,10 +98,9 @@ class Evaluation:
 
     def summary(self) -> EvaluationSummary:
         """Return means over the lists on which a metric is defined, with 95 % bootstrap intervals."""
-        if not self._summaries:
-            self._summaries.append(self._summary())
-        return self._summaries[0]
+        return self._summary
 
+    @cached_property
     def _summary(self) -> EvaluationSummary:
         if self.measured is None:
             return EvaluationSummary(**_means(self.values, self.chance, {}, Resampler()), impressions=len(self.qids))

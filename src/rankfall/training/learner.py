@@ -5,30 +5,31 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from rankfall._checks import all_within
 from rankfall.storage.disk import append
 from rankfall.storage.files import write_file
-from rankfall.training.device import CPU, Placement
+from rankfall.training.build import divergence_hints, temperature_hints
+from rankfall.training.device import CPU, Placement, placement_of
 from rankfall.training.distributed.group import ALONE, Group
 from rankfall.training.run_directory import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
-    from rankfall.data.impressions.loader import Impressions
     from rankfall.training.build import Temperature
     from rankfall.training.checkpoint import State
 
-    ScoreBatch = Callable[[Impressions], "ScoredBatch"]
     Epoch = Mapping[str, Any]
 
 
@@ -200,15 +201,58 @@ class UnreadStep(Generic[BatchT]):
     values: Tensor
 
 
+class Network(nn.Module, ABC):
+    """Models and their loss or objective in one module. Losses are computed with float32.
+
+    Args:
+        placement: Precision and compilation of the models.
+        dynamic: Whether shapes differ from batch to batch; see :meth:`Placement.compiled`.
+    """
+
+    def __init__(self, placement: Placement, *, dynamic: bool | None = None) -> None:
+        super().__init__()
+        self.placement = placement
+        self._scores = placement.compiled(self._compute_scores, dynamic=dynamic)
+
+    @abstractmethod
+    def scores(self, *batch: Any) -> dict[str, Tensor]:
+        """Compute the scores of a batch; the names are used in messages."""
+
+    @abstractmethod
+    def terms(self, scores: list[Tensor], *batch: Any) -> dict[str, Tensor]:
+        """Compute the terms of the loss from the scores of a batch."""
+
+    def forward(self, *batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the terms of the loss, and by name whether all scores are in the range that losses accept."""
+        found = self._scores(*batch)
+        finite = {name: all_within(one) for name, one in found.items()}
+        scores, diverged = list(found.values()), ~torch.stack(list(finite.values())).all()
+        if not self.placement.is_cpu or diverged:  # losses refuse such scores, but the names of terms are needed
+            scores = [one.masked_fill(diverged, 0.0) for one in scores]
+        return self.terms(scores, *batch), finite
+
+    def _compute_scores(self, *batch: Any) -> dict[str, Tensor]:
+        with self.placement.autocast():
+            found = self.scores(*batch)
+        return {name: self.placement.widened(one) for name, one in found.items()}
+
+
 class Learner(ABC, Generic[BatchT]):
     """Model, loss, optimizer and data that a loop trains.
 
     Whatever :meth:`state_dict` leaves out must follow from the configuration and the data.
 
-    Attributes:
+    Args:
+        config: Configuration of the run.
+        out: Run directory.
         group: Processes that train together.
+
+    Attributes:
+        section: Section of the configuration that names the loss: ``"loss"`` or ``"objective"``.
+        causes: What may be wrong if an epoch trained nothing, for the error message.
         placement: Device of the weights, precision and compilation.
         metric: Validation metric.
+        higher_is_better: Whether higher values of it are better.
         modules: Modules with trained weights, by name.
         network: One module that holds all of them. Training calls its `forward`.
         optimizer: Optimizer of all weights.
@@ -220,10 +264,13 @@ class Learner(ABC, Generic[BatchT]):
         validate_every: Number of epochs between validations.
     """
 
+    section: ClassVar[Literal["loss", "objective"]]
+    causes: str
     group: Group = ALONE
     placement: Placement = CPU
     validate_every: int = 1
     metric: str
+    higher_is_better: bool = True
     modules: dict[str, nn.Module]
     network: nn.Module
     optimizer: Optimizer
@@ -232,6 +279,11 @@ class Learner(ABC, Generic[BatchT]):
     temperatures: list[Temperature]
     batches: int
     turns: int = 1
+
+    def __init__(self, config: Any, out: Path, group: Group) -> None:
+        self.config, self.out, self.group = config, out, group
+        self.placement = placement_of(config.training, group)
+        self.clip = config.optimizer.clip
 
     @abstractmethod
     def terms(self, batch: BatchT, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -243,8 +295,32 @@ class Learner(ABC, Generic[BatchT]):
         """
 
     @abstractmethod
+    def where(self, batch: BatchT, position: Position) -> str:
+        """Return the place of a batch in the data, for error messages."""
+
+    def hints(self) -> list[str]:
+        """Return changes of the configuration to try after a divergence, the most promising first."""
+        return divergence_hints(self.config.optimizer, self.section, self._loss.options)
+
     def diverged(self, what: str, batch: BatchT, position: Position) -> TrainingError:
         """Return the error for a loss, gradient or score that became NaN, infinite or too large in a batch."""
+        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
+        return TrainingError(
+            f"{self._loss.name}: {what} became NaN, infinite or too large in {self.where(batch, position)}. Try "
+            f"{', '.join(self.hints())}{kept}"
+        )
+
+    def untrained(self, what: str, position: Position) -> TrainingError:
+        """Return the error for parts or terms that an epoch did not train."""
+        larger = temperature_hints(self.section, self._loss.options)
+        return TrainingError(
+            f"{self._loss.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
+            f"trained. {self.causes}{f' (try {larger[0]})' if larger else ''}"
+        )
+
+    @property
+    def _loss(self) -> Any:
+        return getattr(self.config, self.section)
 
     def step(self, batch: BatchT, position: Position) -> StepResult:
         """Update the weights with one batch, and return its result. Weights of a batch that fails stay as they were."""
@@ -274,7 +350,9 @@ class Learner(ABC, Generic[BatchT]):
             )
         loss.backward()
         norm = clip_gradients(self.trained, self.clip)
-        parts = self._unmoved(position)
+        # parts that are not known to have moved in this epoch; gradients are equal in all processes
+        known = {name for name, epoch in position.gradients.items() if epoch == position.epoch}
+        parts = {name: weights for name, weights in self.trained_parts.items() if name not in known}
         largest = [_largest_gradient(weights, norm) for weights in parts.values()]
         values = [*(term.detach() for term in terms.values()), *finite.values(), *largest, norm]
         kind = torch.float64 if self.placement.is_cpu else torch.float32  # not every device has float64
@@ -291,30 +369,29 @@ class Learner(ABC, Generic[BatchT]):
         Raises:
             TrainingError: If a loss, gradient or score became NaN, infinite or too large.
         """
-        lengths = [len(one.values) for one in unread]
-        table = torch.cat([one.values for one in unread]).cpu().split(lengths)
-        rows = [_Row.of(one, values.tolist()) for one, values in zip(unread, table, strict=True)]
-        totals = iter(self.group.totals([value for row in rows for value in row.own]))
-        return [self._result(row, [next(totals) for _ in row.own], position) for row in rows]
-
-    def _result(self, row: _Row[BatchT], sums: list[float], position: Position) -> StepResult:
-        step, then = row.step, replace(position, batch=row.step.number)
-        if not all(map(math.isfinite, sums)):
-            with self.group.together():
-                if not all(map(math.isfinite, row.own)):
-                    raise self.diverged(row.bad or "the loss", step.batch, then)
-        if not math.isfinite(row.norm):
-            with self.group.together():
-                raise self.diverged("the gradient", step.batch, then)
-        return StepResult(step.count, dict(zip(step.terms, sums, strict=True)), row.moved)
-
-    def _unmoved(self, position: Position) -> dict[str, list[nn.Parameter]]:
-        """Return the parts that are not known to have moved in this epoch; gradients are equal in all processes."""
-        return {
-            name: weights
-            for name, weights in self.trained_parts.items()
-            if position.gradients.get(name) != position.epoch
-        }
+        sizes = [len(one.values) for one in unread]
+        table = torch.cat([one.values for one in unread]).cpu().split(sizes)
+        rows = []  # of each batch: sums of the terms in this process, what is not finite, moved parts, gradient norm
+        for one, found in zip(unread, table, strict=True):
+            values = iter(found.tolist())
+            means = [next(values) for _ in one.terms]
+            bad = [what for what in one.checked if not next(values)]
+            moved = [part for part in one.parts if next(values) > 0]
+            own = [math.nan if bad else mean * len(one.batch) for mean in means]
+            rows.append((own, bad, moved, next(values)))
+        totals = iter(self.group.totals([value for own, *_ in rows for value in own]))
+        results = []
+        for one, (own, bad, moved, norm) in zip(unread, rows, strict=True):
+            sums, then = [next(totals) for _ in own], replace(position, batch=one.number)
+            if not all(map(math.isfinite, sums)):
+                with self.group.together():
+                    if not all(map(math.isfinite, own)):
+                        raise self.diverged([*bad, "the loss"][0], one.batch, then)
+            if not math.isfinite(norm):
+                with self.group.together():
+                    raise self.diverged("the gradient", one.batch, then)
+            results.append(StepResult(one.count, dict(zip(one.terms, sums, strict=True)), moved))
+        return results
 
     @cached_property
     def trained_parts(self) -> dict[str, list[nn.Parameter]]:
@@ -327,10 +404,6 @@ class Learner(ABC, Generic[BatchT]):
 
     def begin(self) -> None:
         """Set the weights of a new run before its first batch."""
-
-    @abstractmethod
-    def untrained(self, what: str, position: Position) -> TrainingError:
-        """Return the error for parts or terms that an epoch did not train."""
 
     def find_untrained(self, position: Position, *, new: bool) -> str:
         """Return what an epoch did not train: parts without a gradient, terms that were constant; or an empty string.
@@ -370,13 +443,13 @@ class Learner(ABC, Generic[BatchT]):
     def save(self, path: Path, position: Position) -> None:
         """Write the weights alone, for scoring."""
 
-    @abstractmethod
     def parameters(self) -> int:
         """Return the number of trained weights."""
+        return sum(parameter.numel() for parameter in self.trained)
 
     def is_better(self, value: float, than: float) -> bool:
         """Return whether a value of the validation metric is better than another."""
-        return value > than
+        return value > than if self.higher_is_better else value < than
 
     def state_dict(self) -> State:
         """Return everything that decides the next batches, except the position."""
@@ -395,26 +468,6 @@ class Learner(ABC, Generic[BatchT]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["random"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Row(Generic[BatchT]):
-    """What was read of a batch: sums of the terms in this process, what is not finite, moved parts, gradient norm."""
-
-    step: UnreadStep[BatchT]
-    own: list[float]
-    bad: str
-    moved: list[str]
-    norm: float
-
-    @classmethod
-    def of(cls, step: UnreadStep[BatchT], values: list[float]) -> _Row[BatchT]:
-        read = iter(values)
-        means = [next(read) for _ in step.terms]
-        bad = [what for what in step.checked if not next(read)]
-        moved = [part for part in step.parts if next(read) > 0]
-        own = [math.nan if bad else mean * len(step.batch) for mean in means]
-        return cls(step, own, bad[0] if bad else "", moved, next(read))
 
 
 def _largest_gradient(parameters: Iterable[Tensor], like: Tensor) -> Tensor:
@@ -443,32 +496,6 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     return norm
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredBatch:
-    """Impressions and the scores of their items by all stages, on the CPU.
-
-    Lists that were measured over all items of a catalogue do not hold all of them: they hold the items that the first
-    stage ranks best, at least as many as it keeps, and all relevant items. The funnel of such lists is exact, since no
-    other item passes the first stage. Figures of a later stage alone are not.
-
-    Attributes:
-        batch: The impressions, with the lists that were scored.
-        scores: Scores ``(B, N)`` of each stage.
-        ranked: Number of items ``(B,)`` that the first stage ranked, including those that the lists do not hold.
-        complete: Whether the lists hold every item that the first stage ranked.
-    """
-
-    batch: Impressions
-    scores: Sequence[Tensor]
-    ranked: Tensor
-    complete: bool = True
-
-    @classmethod
-    def of_lists(cls, batch: Impressions, scores: Sequence[Tensor]) -> ScoredBatch:
-        """Return a batch whose lists hold every item that was ranked."""
-        return cls(batch, scores, batch.mask.sum(-1))
-
-
 def append_epoch(path: Path, epoch: Epoch) -> None:
     """Append the line of an epoch, completely or not at all."""
     append(path, _line(epoch).encode())
@@ -481,17 +508,12 @@ def restore_epochs(path: Path, epochs: Sequence[Epoch]) -> None:
     since a checkpoint has the keys in alphabetical order.
     """
     written = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    padded = [*written, *[""] * len(epochs)]
-    lines = [f"{text}\n" if _has(text, epoch) else _line(epoch) for text, epoch in zip(padded, epochs, strict=False)]
+    lines = [_line(epoch) for epoch in epochs]
+    for number, text in enumerate(written[: len(epochs)]):
+        with suppress(ValueError):
+            if json.dumps(json.loads(text), sort_keys=True) == json.dumps(epochs[number], sort_keys=True):
+                lines[number] = f"{text}\n"
     write_file(path, "".join(lines))
-
-
-def _has(text: str, epoch: Epoch) -> bool:
-    """Return whether a line has the content of an epoch."""
-    try:
-        return json.dumps(json.loads(text), sort_keys=True) == json.dumps(epoch, sort_keys=True)
-    except ValueError:
-        return False
 
 
 def _line(epoch: Epoch) -> str:

@@ -20,12 +20,18 @@ from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics import ndcg, opa
 from rankfall.models import TwoTower
 from rankfall.models.build import has_vectors
-from rankfall.training.cascade_metrics import ListFigures, MeasuredFunnel, ground_truth, measure_lists, stage_figures
+from rankfall.training.cascade_metrics import (
+    ListFigures,
+    MeasuredFunnel,
+    ScoredBatch,
+    ground_truth,
+    measure_lists,
+    stage_figures,
+)
 from rankfall.training.checks import ignored_sizes, with_sizes
 from rankfall.training.config.component_checks import JOINT_VALUE, SHOWN
 from rankfall.training.device import device_of, moved
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.learner import ScoredBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +44,10 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
-    from rankfall.training.cascade_metrics import StageFigures
+    from rankfall.training.cascade_metrics import ScoreBatch, StageFigures
     from rankfall.training.checks import Ranker
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.distributed.group import Group
-    from rankfall.training.learner import ScoreBatch
 
 
 SHORT = 2  # lists are much shorter than the catalogue if it has this many times their items
@@ -152,24 +157,17 @@ class MeasuredLists:
 
     def warnings(self) -> list[str]:
         """Return what a reader of the figures has to know about the lists."""
-        fit = fit_warning(self.loader.log, self.loader.days, self.config.data.train)
-        ignored = ignored_sizes(self._sizes, self._spec, self.config)
-        return [*self._warnings_of_lengths(), *(text for text in (fit, ignored) if text)]
-
-    def _warnings_of_lengths(self) -> list[str]:
-        figures = self.figures()
-        if figures is None:
-            return []
-        if not figures.all_items:
-            short = _short(figures.mean_length, figures.catalogue, self.loader.last_day)
-            return [short] if short else []
-        left_out = self.loader.left_out()
-        if not left_out:
-            return []
-        return [
-            f"{left_out:,} relevant items were not sampled when the log was prepared: they are ranked with all other "
-            "items, but do not count as relevant"
-        ]
+        figures, found = self.figures(), []
+        if figures is not None and not figures.all_items:
+            found.append(_short(figures.mean_length, figures.catalogue, self.loader.last_day))
+        elif figures is not None and (left_out := self.loader.left_out()):
+            found.append(
+                f"{left_out:,} relevant items were not sampled when the log was prepared: they are ranked with all "
+                "other items, but do not count as relevant"
+            )
+        found.append(fit_warning(self.loader.log, self.loader.days, self.config.data.train))
+        found.append(ignored_sizes(self._sizes, self._spec, self.config))
+        return [text for text in found if text]
 
     def production(self, units: Tensor | None = None) -> list[StageFigures] | None:
         """Return the figures of production's order, cut at the quotas of the stages.

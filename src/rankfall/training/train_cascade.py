@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import nn
 
-from rankfall._checks import all_within
 from rankfall._config import ConfigError
 from rankfall._errors import RankfallError
 from rankfall.cascade import Cascade
@@ -25,19 +24,17 @@ from rankfall.training.build import (
     Optimizers,
     check_kept,
     check_objective,
-    divergence_hints,
     make_cascade,
     make_objective,
-    temperature_hints,
     with_depths,
 )
 from rankfall.training.cascade_loaders import check_days, checksums, load_log, make_loader
 from rankfall.training.checks import check_metrics, check_models, check_training_labels, first_impressions
 from rankfall.training.config.cascade_config import CascadeConfig
-from rankfall.training.device import CPU, moved, placement_of
+from rankfall.training.device import moved
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.item_weights import item_weights
-from rankfall.training.learner import Learner, Loader
+from rankfall.training.learner import Learner, Loader, Network
 from rankfall.training.loop import Prepared
 from rankfall.training.measured_lists import means_of
 from rankfall.training.measured_lists import measure_cascade as measure
@@ -116,7 +113,7 @@ class DayLoader(Loader["Impressions"], Protocol):
         """Return the ids of the requests of a batch."""
 
 
-class _Network(nn.Module):
+class _Network(Network):
     """A cascade and its objective in one module.
 
     Args:
@@ -124,53 +121,40 @@ class _Network(nn.Module):
         objective: The objective.
         classifies: Whether the objective takes logits of the label grades instead of scores.
         weights: Returns the weights of the items of a batch, or None if all are equal.
-        placement: Precision and compilation of the models. The objective computes with float32.
+        placement: Precision and compilation of the models.
     """
 
     def __init__(
-        self,
-        cascade: Cascade,
-        objective: Objective,
-        *,
-        classifies: bool,
-        weights: Weights | None,
-        placement: Placement = CPU,
+        self, cascade: Cascade, objective: Objective, weights: Weights | None, placement: Placement, *, classifies: bool
     ) -> None:
-        super().__init__()
-        self.cascade, self.objective, self.classifies = cascade, objective, classifies
-        self.weights, self.placement = weights, placement
-        self._scores = placement.compiled(self._compute_scores)
+        super().__init__(placement)
+        self.cascade, self.objective, self.weights, self.classifies = cascade, objective, weights, classifies
 
-    def forward(self, batch: Impressions) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the terms of the objective, and for each stage whether all its scores are in the allowed range."""
-        scores = self._scores(batch)
-        finite = {name: all_within(stage) for name, stage in zip(self.cascade.names, scores, strict=True)}
-        diverged = ~torch.stack(list(finite.values())).all()
-        if not self.placement.is_cpu or diverged:  # objectives refuse such scores, but the names of terms are needed
-            scores = [stage.masked_fill(diverged, 0.0) for stage in scores]
-        labels = batch.grade.float()
-        terms = self.objective.parts(
+    def scores(self, batch: Impressions) -> dict[str, Tensor]:
+        models = self.cascade.models.items()
+        return {
+            f"the scores of {name}": model.outputs(batch)
+            if self.classifies and isinstance(model, GradeScorer)
+            else model(batch)
+            for name, model in models
+        }
+
+    def terms(self, scores: list[Tensor], batch: Impressions) -> dict[str, Tensor]:
+        return self.objective.parts(
             scores,
-            labels,
+            batch.grade.float(),
             relevance=batch.relevance,
             depth=batch.depth,
             mask=batch.mask,
             weight=None if self.weights is None else self.weights(batch),
         )
-        return terms, finite
-
-    def _compute_scores(self, batch: Impressions) -> list[Tensor]:
-        with self.placement.autocast():
-            scores = self._logits(batch) if self.classifies else self.cascade(batch)
-        return [self.placement.widened(stage) for stage in scores]
-
-    def _logits(self, batch: Impressions) -> list[Tensor]:
-        return [model.outputs(batch) for model in self.cascade.models.values() if isinstance(model, GradeScorer)]
 
 
 class CascadeLearner(Learner["Impressions"]):
     """Learner of a cascade on the training days of a log, validated on its validation days."""
 
+    section = "objective"
+    config: CascadeConfig
     optimizer: Optimizers
     loader: DayLoader
 
@@ -183,29 +167,24 @@ class CascadeLearner(Learner["Impressions"]):
         built: BuiltObjective | None = None,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
-        self.group = group
-        built = built or build_objective(log, config)
-        self.placement = placement_of(config.training, self.group)
-        self.config = config
-        self.out = out
-        self.metric = config.training.metric
+        super().__init__(config, out, group)
+        self.metric, self.log = config.training.metric, log
+        self.causes = (
+            f"Its labels may have no order ('rankfall data {config.data.path}' shows them), its quotas may keep every "
+            "item of the training lists (data.negatives makes them longer), its weights may all be 0, or its selection "
+            "may be too certain to change"
+        )
+        self.objective, self.temperatures = built or build_objective(log, config)
         self.cascade = make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
         check_metrics(config.stage_metrics)
-        self.spare = first_impressions(log) if self.group.world > 1 and sources_of(config) else None
-        self.objective, self.temperatures = built
+        self.spare = first_impressions(log) if group.world > 1 and sources_of(config) else None
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
-        self.network = _Network(
-            self.cascade,
-            self.objective,
-            classifies=config.objective.classifies,
-            weights=item_weights(config, log),
-            placement=self.placement,
-        ).to(self.placement.device)
+        weights, classifies = item_weights(config, log), config.objective.classifies
+        network = _Network(self.cascade, self.objective, weights, self.placement, classifies=classifies)
+        self.network = network.to(self.placement.device)
         self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
-        self.clip = config.optimizer.clip
-        self.log = log
         kind = self.placement.device.type
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
@@ -231,7 +210,7 @@ class CascadeLearner(Learner["Impressions"]):
         # Components of users need not know empty shares. What they compute instead has the weight 0.
         given = batch if len(batch) or self.spare is None else self.spare
         terms, finite = self.network(moved(given, self.placement.device))
-        return terms, {f"the scores of {stage}": is_finite for stage, is_finite in finite.items()}
+        return terms, finite
 
     def validate(self) -> dict[str, float]:
         """Return the means of all metrics over the validation impressions."""
@@ -276,28 +255,12 @@ class CascadeLearner(Learner["Impressions"]):
         """Return whether a term trains a stage: its own terms have its number, others train all stages."""
         return not term.startswith("stage") or term.startswith(f"stage{self.cascade.names.index(part) + 1}/")
 
-    def untrained(self, what: str, position: Position) -> TrainingError:
-        """Return the error for an epoch, with hints."""
-        objective = self.config.objective
-        larger = temperature_hints("objective", objective.options)
-        return TrainingError(
-            f"{objective.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
-            f"trained. Its labels may have no order ('rankfall data {self.config.data.path}' shows them), its quotas "
-            f"may keep every item of the training lists (data.negatives makes them longer), its weights may all be 0, "
-            f"or its selection may be too certain to change{f' (try {larger[0]})' if larger else ''}"
-        )
-
-    def diverged(self, what: str, batch: Impressions, position: Position) -> TrainingError:
-        """Return the error for a batch, with its requests and hints."""
+    def where(self, batch: Impressions, position: Position) -> str:
+        """Return the epoch and day of a batch, and its requests."""
         requests = ", ".join(map(str, self.loader.requests(batch)[:REQUESTS_SHOWN].to_pylist()))
         more = len(batch) - REQUESTS_SHOWN
-        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
-        return TrainingError(
-            f"{self.config.objective.name}: {what} became NaN, infinite or too large in epoch {position.epoch}, "
-            f"day {batch.day} "
-            f"(requests {requests}{f' and {more} more' if more > 0 else ''}). Try "
-            f"{', '.join(divergence_hints(self.config.optimizer, 'objective', self.config.objective.options))}{kept}"
-        )
+        shown = f"requests {requests}{f' and {more} more' if more > 0 else ''}"
+        return f"epoch {position.epoch}, day {batch.day} ({shown})"
 
 
 # --- objective and finished runs ----------------------------------------------------------------------------------

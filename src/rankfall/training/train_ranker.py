@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankfall._checks import all_within
 from rankfall._config import ConfigError
 from rankfall._errors import RankfallError
 from rankfall._tensor_file import read_checkpoint, write_checkpoint
@@ -25,17 +24,15 @@ from rankfall.storage.trust import stored_code
 from rankfall.training.build import (
     check_loss,
     classifies,
-    divergence_hints,
     make_loss,
     make_optimizer,
-    temperature_hints,
 )
 from rankfall.training.checks import Ranker, check_label_values, check_lists, check_metrics, make_ranker
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
-from rankfall.training.device import CPU, moved, placement_of
+from rankfall.training.device import moved, placement_of
 from rankfall.training.distributed.group import ALONE
-from rankfall.training.learner import Learner
+from rankfall.training.learner import Learner, Network
 from rankfall.training.loop import Loop, Prepared
 from rankfall.training.measured_lists import measure_scores as measure
 from rankfall.training.measured_lists import score
@@ -103,54 +100,47 @@ def prepare(config: RankerConfig, group: Group) -> Prepared:
     return Prepared(config, data.manifest["files"], make_learner)
 
 
-class _Network(nn.Module):
+class _Network(Network):
     """A ranker and its loss in one module."""
 
-    def __init__(self, model: Ranker, loss: nn.Module, placement: Placement = CPU) -> None:
-        super().__init__()
-        self.model, self.loss, self.placement = model, loss, placement
-        self._outputs = placement.compiled(self._compute_outputs, dynamic=True)
+    def __init__(self, model: Ranker, loss: nn.Module, placement: Placement) -> None:
+        super().__init__(placement, dynamic=True)
+        self.model, self.loss = model, loss
 
-    def forward(self, features: Tensor, batch: ListBatch) -> tuple[Tensor, Tensor]:
-        """Return the value of the loss, and whether all scores are in the range that losses accept."""
-        outputs = self._outputs(features)
-        finite = all_within(outputs)
-        if not self.placement.is_cpu or not finite:
-            outputs = outputs.masked_fill(~finite, 0.0)  # a loss may refuse others
-        return self.loss(batch.pad(outputs), batch.labels, mask=batch.mask), finite
+    def scores(self, features: Tensor, batch: ListBatch) -> dict[str, Tensor]:
+        return {"the scores": self.model(features)}
 
-    def _compute_outputs(self, features: Tensor) -> Tensor:
-        with self.placement.autocast():
-            outputs: Tensor = self.model(features)
-        return self.placement.widened(outputs)
+    def terms(self, scores: list[Tensor], features: Tensor, batch: ListBatch) -> dict[str, Tensor]:
+        return {"loss": self.loss(batch.pad(scores[0]), batch.labels, mask=batch.mask)}
 
 
 class RankerLearner(Learner["ListBatch"]):
     """Learner of a ranker."""
+
+    section = "loss"
+    causes = (
+        "The options of the loss may leave no documents to compare (m or k of at least the length of the lists), or "
+        "its order may be too certain to change"
+    )
+    config: RankerConfig
 
     def __init__(
         self,
         config: RankerConfig,
         out: Path,
         model: Ranker,
-        built: tuple[nn.Module, list[Temperature]],
+        built: BuiltLoss,
         lists: Lists,
         valid: Lists,
         group: Group,
     ) -> None:
-        self.group = group
-        self.placement = placement_of(config.training, group)
-        self.config = config
-        self.out = out
-        self.model = model
-        self.lists = lists
-        self.valid = valid
+        super().__init__(config, out, group)
+        self.model, self.lists, self.valid = model, lists, valid
         self.measured = parse(config.training.metric)
-        self.metric = self.measured.name
+        self.metric, self.higher_is_better = self.measured.name, self.measured.higher_is_better
         self.loss, self.temperatures = built
         self.modules = {"model": model, "loss": self.loss}
         self.network = _Network(model, self.loss, self.placement).to(self.placement.device)
-        self.clip = config.optimizer.clip
         self.optimizer = make_optimizer(config.optimizer, model.parameters(), self.loss.parameters())
         settings = config.training
         self.loader = ListLoader(
@@ -172,11 +162,10 @@ class RankerLearner(Learner["ListBatch"]):
             features, batch = features.pin_memory(), batch.pin_memory()
         device = self.placement.device
         try:
-            loss, finite = self.network(moved(features, device), moved(batch, device))
+            terms, finite = self.network(moved(features, device), moved(batch, device))
         except ValueError as error:
-            where = f"{self._where(position)} ({self._named(batch)})"
-            raise TrainingError(f"{self.config.loss.name} refuses {where}: {error}") from None
-        return {"loss": loss}, {"the scores": finite}
+            raise TrainingError(f"{self.config.loss.name} refuses {self.where(batch, position)}: {error}") from None
+        return terms, finite
 
     def validate(self) -> dict[str, float]:
         """Return the validation metric."""
@@ -189,10 +178,6 @@ class RankerLearner(Learner["ListBatch"]):
                     f"({', '.join(self.config.data.valid)}): none has a relevant document"
                 )
         return {self.metric: mean}
-
-    def is_better(self, value: float, than: float) -> bool:
-        """Return whether a value is better, in the direction of the metric."""
-        return value > than if self.measured.higher_is_better else value < than
 
     def line(self, position: Position) -> Epoch:
         """Return the results of an epoch."""
@@ -214,44 +199,21 @@ class RankerLearner(Learner["ListBatch"]):
         }
         write_checkpoint(path, tensors, metadata)
 
-    def parameters(self) -> int:
-        """Return the number of weights of the model and of the loss."""
-        return sum(parameter.numel() for parameter in self.trained)
+    def hints(self) -> list[str]:
+        """Return changes to try after a divergence, the most promising first."""
+        found = super().hints()
+        if not self.config.data.standardise:
+            found.append("data.standardise=true")
+        if not self.config.data.log1p:
+            found.append("data.log1p=true if features have very large values")
+        return found
 
-    def untrained(self, what: str, position: Position) -> TrainingError:
-        """Return the error for an epoch, with hints."""
-        larger = temperature_hints("loss", self.config.loss.options)
-        return TrainingError(
-            f"{self.config.loss.name}: {what} in all {position.batch} batches of epoch {position.epoch}, so it was not "
-            "trained. The options of the loss may leave no documents to compare (m or k of at least the length of the "
-            f"lists), or its order may be too certain to change{f' (try {larger[0]})' if larger else ''}"
-        )
-
-    def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
-        """Return the error for a batch, with its queries and hints."""
-        kept = f". Finished epochs are kept in {self.out}" if position.best_epoch else ""
-        return TrainingError(
-            f"{self.config.loss.name}: {what} became NaN, infinite or too large in {self._where(position)} "
-            f"({self._named(batch)}). Try {', '.join(_hints(self.config))}{kept}"
-        )
-
-    def _where(self, position: Position) -> str:
-        return f"epoch {position.epoch}, batch {position.batch + 1} of {len(self.loader)}"
-
-    def _named(self, batch: ListBatch) -> str:
-        qids = [self.lists.qids[number] for number in batch.lists[:QIDS_SHOWN]]
-        more = len(batch.lists) - len(qids)
-        return f"qid {', '.join(qids)}" + (f" and {more} more" if more else "")
-
-
-def _hints(config: RankerConfig) -> list[str]:
-    """Return changes to try after a divergence, the most promising first."""
-    found = divergence_hints(config.optimizer, "loss", config.loss.options)
-    if not config.data.standardise:
-        found.append("data.standardise=true")
-    if not config.data.log1p:
-        found.append("data.log1p=true if features have very large values")
-    return found
+    def where(self, batch: ListBatch, position: Position) -> str:
+        """Return the place of a batch, and its queries."""
+        qids = ", ".join(self.lists.qids[number] for number in batch.lists[:QIDS_SHOWN])
+        more = len(batch.lists) - QIDS_SHOWN
+        of = f"epoch {position.epoch}, batch {position.batch + 1} of {len(self.loader)}"
+        return f"{of} (qid {qids}{f' and {more} more' if more > 0 else ''})"
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -382,13 +344,13 @@ class ListLearner(RankerLearner):
         self.losses.append(position.parts["loss"])
         return super().line(position)
 
+    def hints(self) -> list[str]:
+        """Return changes to try after a divergence; arguments of a fit do not need those of the data."""
+        return Learner.hints(self)
+
     def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
-        """Return the error for a batch, with its lists and hints."""
-        hints = divergence_hints(self.config.optimizer, "loss", self.config.loss.options)
-        return TrainingError(
-            f"{self.config.loss.name}: {what} became NaN, infinite or too large in {self._where(position)} "
-            f"({self._named(batch)}). Try {', '.join(hints)}"
-        )
+        """Return the error for a batch; nothing of a fit is kept."""
+        return super().diverged(what, batch, replace(position, best_epoch=0))
 
     def load_best(self, path: Path) -> None:
         """Load the weights of the best epoch."""

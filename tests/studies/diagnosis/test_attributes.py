@@ -23,7 +23,7 @@ from rankfall.studies.diagnosis.attributes import (
 )
 from rankfall.studies.diagnosis.segments import FunnelLists
 from rankfall.studies.evaluate import collect_scores
-from rankfall.training.learner import ScoredBatch
+from rankfall.training.cascade_metrics import ScoredBatch
 from support.logs import DAYS, SPEC, random_log, spec
 
 if TYPE_CHECKING:

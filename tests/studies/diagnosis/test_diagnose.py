@@ -19,8 +19,8 @@ from rankfall.reporting.terminal import show
 from rankfall.studies.diagnosis.diagnose import diagnose, diagnose_run
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.evaluate import collect_scores
+from rankfall.training.cascade_metrics import ScoredBatch
 from rankfall.training.config.cascade_config import CascadeConfig, validate_cascade
-from rankfall.training.learner import ScoredBatch
 from support.cascades import content
 from support.command_line import run
 from support.logs import DAYS, ITEMS, SPEC, item_columns, random_log, spec
