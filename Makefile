@@ -115,7 +115,7 @@ docs-site: docs-sources
 
 docs-tables: .venv/.dev
 	$(BIN)/pytest --collect-only --quiet --correctness=docs/reference/correctness.md
-	$(BIN)/python -m rankfall.reproductions.coverage docs/reference/coverage.md
+	$(BIN)/python -m docs_site.coverage docs/reference/coverage.md
 
 # Hours, not minutes, on small machines. Needs RANKFALL_DATA, a directory with mq2007, mslr_sample and clueweb09.
 experiments: .venv/.dev

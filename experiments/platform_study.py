@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from rankfall.metrics import funnel
-from rankfall.reporting.figures import HeatMaps, Lines, save
+from rankfall.reporting.charts import curves, heat_maps
+from rankfall.reporting.figures import save
 from rankfall.simulation.platform import COARSE, POSITIVES, PRERANK, Platform
 from rankfall.simulation.presets import preset_of
 from rankfall.simulation.world import NO_ITEM, mixed
@@ -26,7 +27,7 @@ from rankfall.storage.files import write_file
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rankfall.reporting.figures import Plot, Record
+    from rankfall.reporting.charts import Chart
     from rankfall.simulation.platform import ServedPortion
     from rankfall.simulation.presets import Shares
 
@@ -100,7 +101,7 @@ class Study:
             "joint recall": {name: float(np.mean(values)) for name, values in self.recalls.items()},
         }
 
-    def plots(self) -> dict[str, Plot]:
+    def plots(self) -> dict[str, Chart]:
         """Figures of popularity, drift and agreement."""
         return {
             "platform-popularity": _popularity(self.shows),
@@ -213,36 +214,33 @@ def _correlation(one: Floats, other: Floats) -> float:
     return float((products[0] / np.sqrt(products[1] * products[2])).mean())
 
 
-def _popularity(shows: Integers) -> Lines:
+def _popularity(shows: Integers) -> Chart:
     ordered = np.sort(shows[shows > 0])[::-1]
     places = np.unique(np.geomspace(1, len(ordered), 60).astype(np.int64))
-    rows: list[Record] = [{"series": "items", "x": int(n), "y": int(ordered[n - 1])} for n in places]
-    return Lines(
-        rows,
+    return curves(
+        {"times shown": {"items": [(int(n), int(ordered[n - 1])) for n in places]}},
         title="Popularity has a long tail",
-        subtitle="how often each item was shown, most often first",
+        caption="how often each item was shown, most often first",
         x="place of the item",
-        y="times shown",
-        series="",
         log_x=True,
         log_y=True,
         ticks=[10**n for n in range(7)],
     )
 
 
-def _drift(days: list[dict[str, float]]) -> Lines:
-    rows = [{"series": name, "x": day, "y": value} for day, found in enumerate(days) for name, value in found.items()]
-    return Lines(rows, title="Interests drift", x="days later", y="what is left of the first day", series="")
+def _drift(days: list[dict[str, float]]) -> Chart:
+    series = {name: [(day, found[name]) for day, found in enumerate(days)] for name in days[0]}
+    return curves({"what is left of the first day": series}, title="Interests drift", x="days later")
 
 
-def _agreement(agreement: dict[str, float]) -> HeatMaps:
-    rows: list[Record] = []
+def _agreement(agreement: dict[str, float]) -> Chart:
+    panels: dict[str, dict[tuple[str, str], float]] = {}
     for name, value in agreement.items():
         panel, models = name.split(": ")
         one, other = models.split(", ")
-        rows.append({"panel": panel, "row": one, "column": other, "value": value})
-    subtitle = "among the candidates of a request; framed: the model that agrees most with the column"
-    return HeatMaps(rows, title="The models of production disagree", subtitle=subtitle, row="", column="")
+        panels.setdefault(panel, {})[one, other] = value
+    caption = "among the candidates of a request; framed: the model that agrees most with the column"
+    return heat_maps(panels, title="The models of production disagree", caption=caption, by_column=True)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from rankfall.reproductions.published import (
 )
 from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.results import ComparisonResult
+from support.reproductions import panels_of, points_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,7 +168,7 @@ def test_variants_are_side_by_side_with_the_printed_figure(seeds: int) -> None:
     result = result_of(compared(means, seeds=seeds), table(values), *methods)
     assert result.published_methods() == {"LCRON": "LCRON", "BCE": "BCE", "ARF": "ARF, published"}
     *_, sheet = table_report("name", result).sheets
-    assert sheet.columns[1:] == [
+    assert sheet.head[1:] == [
         "published variant",
         "improved variant",
         "improved - published",
@@ -233,7 +234,8 @@ def test_a_sweep_of_several_data_sets_and_metrics() -> None:
         {"at": 0.2, "value": 0.1},
         {"at": 0.4, "value": 0.2},
     ]
-    assert {row["panel"] for row in report.plots["name"].rows} == {"simulated", "published, A", "published, B"}
+    assert panels_of(report, "name") == ["simulated", "published, A", "published, B"]
+    assert points_of(report, "name", "m") == 3 * len(points)
     assert report.comparisons[0][1].metrics == [METRIC, "other"]
 
 

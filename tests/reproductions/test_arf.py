@@ -17,7 +17,7 @@ from rankfall.reproductions.data import DataSource
 from rankfall.reproductions.paper_schema import ListStatistics, LossComparison, LossCost, LossSweep
 from rankfall.reproductions.task import Size, Task
 from rankfall.reproductions.transfers import summary_of
-from support.reproductions import load
+from support.reproductions import load, panels_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,15 +83,14 @@ def test_a_sweep_is_shown_beside_both_published_sets(tmp_path: Path) -> None:
     ]
     sheet, method = report.sheets[1], sweep.methods[0].name
     printed_points = [f"{point:g}" for point in sweep.published.points]
-    assert list(sheet.columns) == ["tau", *printed_points, "100"]  # those of the paper, and the last one of ours
-    rows = {row[0]: dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows if row}
+    assert list(sheet.head) == ["tau", *printed_points, "100"]  # those of the paper, and the last one of ours
+    rows = {row[0]: dict(zip(sheet.head, row, strict=True)) for row in sheet.rows if row}
     here, *printed = (rows[f"{method}, {source}"] for source in ("here", *(f"published, {name}" for name in DATA)))
     assert (here["0.4"], [row["0.4"] for row in printed]) == ("", [".4860 <", ".3850"])
     assert (here["0.8"], [row["0.8"] for row in printed]) == ("", [".4490", ".5190 <"])
     assert [row["100"] for row in printed] == ["", ""]
     assert here["0.2"] != ""
-    panels = dict.fromkeys(row["panel"] for row in report.plots["arf-table8"].rows)
-    assert list(panels) == ["generated", "published, MSLR-WEB30K", "published, Istella"]
+    assert panels_of(report, "arf-table8") == ["generated", "published, MSLR-WEB30K", "published, Istella"]
     stored = report.results["published"]["sources"]["Istella"]["ndcg@15"][method]
     assert stored[3] == {"at": 0.8, "value": 0.519}
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from docs_site.coverage import page
 from rankfall.reproductions.catalogue import papers, reproductions
-from rankfall.reproductions.coverage import page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

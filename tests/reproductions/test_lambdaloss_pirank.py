@@ -197,8 +197,8 @@ def test_lambdaloss_tests_against_lambdaloss_over_seeds(tmp_path: Path) -> None:
     report = run(find_reproduction("lambdaloss-table1"), task)
     assert {one["against"] for one in report.results["comparison"]["verdicts"]} == {"LambdaLoss"}
     sheet = report.sheets[-1]
-    assert sheet.columns[:3] == ["method", "over queries", "over seeds and queries"]
-    assert not any("?" in cell for row in sheet.rows for cell in row)
+    assert sheet.head[:3] == ["method", "over queries", "over seeds and queries"]
+    assert not any("?" in str(cell) for row in sheet.rows for cell in row)
 
 
 # --- protocols ------------------------------------------------------------------------------------------------

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall._config import ConfigError
-from rankfall.reporting.figures import Lines
 from rankfall.reproductions.catalogue import find_reproduction, load_methods, reproductions, run
 from rankfall.reproductions.data import find_lists as find
 from rankfall.reproductions.task import Size, Task
 from support.own_parts import write_parts
-from support.reproductions import check_report
+from support.reproductions import check_report, points_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from rankfall.reproductions.task import Report
 
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2)
 
@@ -75,7 +72,7 @@ def test_methods_of_users_are_run_beside_those_of_the_paper(tmp_path: Path) -> N
     assert [one["name"].startswith("mine, ") for one in comparison["methods"]].count(True) == TINY.points
     (sheet,) = report.sheets
     assert "mine, here" in [row[0] for row in sheet.rows]
-    assert _drawn(report, name).count("mine") == TINY.points
+    assert points_of(report, name, "mine") == TINY.points
 
 
 @pytest.mark.slow
@@ -91,11 +88,4 @@ def test_a_published_sweep_is_shown_beside_methods_of_users(tmp_path: Path) -> N
         assert {"ARF, published, MSLR-WEB30K", "ARF, published, Istella"} <= rows.keys()
         assert sum(cell != "" for cell in ours) == TINY.points
         assert ours == mine  # the same loss, data and seed
-    assert _drawn(report, table.id).count("mine") == TINY.points
-
-
-def _drawn(report: Report, name: str) -> list[str]:
-    """Return the series of each point of a figure."""
-    figure = report.plots[name]
-    assert isinstance(figure, Lines)
-    return [row["series"] for row in figure.rows]
+    assert points_of(report, table.id, "mine") == TINY.points

@@ -12,11 +12,15 @@ import yaml
 from rankfall._config import ConfigError
 from rankfall.reproductions.catalogue import DIRECTORY, FILES, load_paper, papers, reproductions
 from rankfall.reproductions.paper_schema import (
+    ListStatistics,
     Measured,
     ObjectiveSweep,
     PublishedSweep,
     PublishedTable,
     Reproduction,
+    StageLossComparison,
+    TableOfMethods,
+    TrainingCost,
     fill,
     mean_of,
     variables_in,
@@ -143,3 +147,19 @@ def test_all_points_of_a_sweep_are_used() -> None:
             sections = [method.config for method in reproduction.methods]
             filled = fill([reproduction.lists, *sections], {reproduction.variable: reproduction.published.points[0]})
             assert not variables_in(filled)
+
+
+def test_entries_are_consistent() -> None:
+    for one in reproductions().values():
+        rows = one.published.rows() if isinstance(one, TableOfMethods) else set()
+        if isinstance(one, TableOfMethods):
+            assert {method.row for method in one.methods} - {None} <= rows, one.id
+        if isinstance(one, TrainingCost):
+            assert not one.complexity or one.complexity.keys() == rows, one.id
+        if isinstance(one, ListStatistics):
+            assert len(one.published.columns) == 6, one.id
+        if isinstance(one, StageLossComparison):
+            assert one.protocols.keys() == one.published.values.keys(), one.id
+    for paper in papers():
+        for statement in paper.statements:
+            assert statement.where if statement.state == "done" else statement.note, statement.place

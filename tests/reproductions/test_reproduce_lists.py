@@ -32,7 +32,7 @@ from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
 from rankfall.reproductions.transfers import measure_samples, relaxed_and_hard_ndcg
 from rankfall.training.measured_lists import measure_scores as measure
 from support.command_line import run as cli
-from support.reproductions import check_figures, check_report, load
+from support.reproductions import check_figures, check_report, load, panels_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -337,8 +337,7 @@ def test_tables_are_shown_beside_the_published_ones(name: str, reports: dict[str
     assert [method.name for method in result.methods] == list(next(iter(published.values.values())))
     assert all(any(source in title for title in titles) for source in published.values)
     assert set(report.results["oracle"]) == set(published.metrics)
-    sources = {row["source"] for row in report.plots[name].rows}
-    assert sources == {"generated", *(f"published, {source}" for source in published.values)}
+    assert panels_of(report, name) == ["generated", *(f"published, {source}" for source in published.values)]
 
 
 def test_the_tree_saves_what_the_matrix_costs() -> None:

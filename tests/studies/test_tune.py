@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from rankfall._config import ConfigError, read_yaml
-from rankfall.reporting.figures import SearchHistory, save
+from rankfall.reporting.figures import save
+from rankfall.reporting.inspection import search_chart, search_points
 from rankfall.storage.disk import intercepted
 from rankfall.studies import tune as tuning
-from rankfall.studies.results import SearchResult
+from rankfall.studies.results import SearchResult, TrialResult
 from rankfall.studies.search_space import load_search
 from rankfall.studies.tune import DEATHS, tune
 from rankfall.studies.workers import Failure
@@ -723,20 +724,37 @@ def test_the_command_reports_in_a_table_a_picture_and_json(
     assert float(lines[2][4]) == pytest.approx(result["best"]["settings"]["optimizer.lr"], rel=1e-3)
 
 
+def trial(number: int, state: str, value: float | None, settings: dict[str, Any] | None = None) -> TrialResult:
+    return TrialResult(number, state, value, settings or {}, None, None, None, "")
+
+
 def test_the_picture_shows_the_best_so_far() -> None:
     trials = [("complete", 0.2), ("failed", None), ("pruned", 0.9), ("complete", 0.5), ("complete", 0.5)]
-    rows: list[dict[str, Any]] = [
-        {"trial": i, "state": state, "value": value, "settings": {}} for i, (state, value) in enumerate(trials)
-    ]
-    points = SearchHistory(rows, "", "m", higher_is_better=True).points()
-    assert [(point["trial"], point["best"], point["kind"]) for point in points] == [
+    found = [trial(i, state, value) for i, (state, value) in enumerate(trials)]
+    points = search_points(found, higher_is_better=True)
+    assert [(one.trial, best, kind) for one, kind, best in points] == [
         (0, 0.2, "complete"),
         (2, 0.2, "ended early"),
         (3, 0.5, "best"),
         (4, 0.5, "complete"),
     ]
-    lowest = SearchHistory(rows, "", "m", higher_is_better=False).points()
-    assert [point["trial"] for point in lowest if point["kind"] == "best"] == [0]
+    lowest = search_points(found, higher_is_better=False)
+    assert [one.trial for one, kind, _ in lowest if kind == "best"] == [0]
+
+
+def test_the_picture_has_a_panel_for_each_setting(tmp_path: Path) -> None:
+    space: dict[str, Any] = {"optimizer.lr": {"low": 1e-4, "high": 1.0, "log": True}, "loss": ["a", "b"]}
+    trials = [
+        trial(i, "complete", value, {"optimizer.lr": 10.0**-i, "loss": name})
+        for i, (value, name) in enumerate(((0.1, "a"), (0.4, "b"), (0.3, "b")))
+    ]
+    chart = search_chart(SearchResult("m", True, space, trials[1], trials), "out")
+    assert chart
+    assert [panel.name for panel in chart.panels] == ["by trial", "optimizer.lr", "loss"]
+    assert [strip.name for strip in chart.panels[2].strips] == ["a", "b", ""]
+    drawn = [sum(part.startswith("<circle") for strip in one.strips for part in strip.parts) for one in chart.panels]
+    assert drawn == [3, 3, 3]
+    assert search_chart(SearchResult("m", True, space, None, [trial(0, "failed", None)]), "out") is None
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -745,7 +763,8 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
             raise OSError(28, "no space left")
 
     (tmp_path / "search.png").write_bytes(b"whole")
-    rows = [{"trial": 0, "state": "complete", "value": 0.5, "settings": {}}]
+    chart = search_chart(SearchResult("m", True, {}, None, [trial(0, "complete", 0.5)]), "out")
+    assert chart
     with pytest.raises(OSError, match="no space left"), intercepted(full):
-        save({"search": SearchHistory(rows, "", "m", higher_is_better=True)}, tmp_path)
+        save({"search": chart}, tmp_path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"search.png": b"whole"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.reporting.figures import save
+from rankfall.reporting.charts import Chart
+from rankfall.reporting.figures import Dots, save
 from rankfall.reproductions.catalogue import find_reproduction
 
 if TYPE_CHECKING:
@@ -28,10 +29,33 @@ def check_report(report: Report, name: str) -> None:
     """Check that tables are rectangular, and that figures are named after the reproduction and not empty."""
     assert report.sheets
     for sheet in report.sheets:
-        assert all(len(row) in (0, len(sheet.columns)) for row in sheet.rows)
+        assert all(len(row) in (0, len(sheet.head)) for row in sheet.rows)
     assert report.plots
-    assert all(plot.startswith(name) and report.plots[plot].rows for plot in report.plots)
+    assert all(plot.startswith(name) and panels_of(report, plot) for plot in report.plots)
     assert json.dumps(report.results)
+
+
+def panels_of(report: Report, name: str) -> list[str]:
+    """The names of the panels of a figure; of dots, their sources."""
+    figure = report.plots[name]
+    if isinstance(figure, Dots):
+        return list(dict.fromkeys(row["source"] for row in figure.rows))
+    assert isinstance(figure, Chart)
+    return [panel.name for panel in figure.panels]
+
+
+def points_of(report: Report, name: str, series: str) -> int:
+    """The number of points of a series in a figure."""
+    figure = report.plots[name]
+    assert isinstance(figure, Chart)
+    (fill,) = (key.color for key in figure.legend if key.name == series)
+    return sum(
+        part.count(f'fill="{fill}"')
+        for one in figure.panels
+        for strip in one.strips
+        for part in strip.parts
+        if part.startswith("<circle")
+    )
 
 
 def check_figures(report: Report, directory: Path) -> None:

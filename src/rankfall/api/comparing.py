@@ -204,11 +204,11 @@ def _search(
 
 
 def _draw_search(result: SearchResult, out: Path, on_notice: OnNotice) -> None:
-    from rankfall.reporting.inspection import search_figure
+    from rankfall.reporting.inspection import search_chart
 
-    figure = search_figure(result, out.name)
-    if figure is not None:
-        write_figures({"search": figure}, out, on_notice)
+    chart = search_chart(result, out.name)
+    if chart is not None:
+        write_figures({"search": chart}, out, on_notice)
 
 
 def _search_warnings(result: SearchResult) -> list[str]:

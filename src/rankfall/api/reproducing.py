@@ -62,7 +62,9 @@ class ReproductionResult(StoredTables):
         """Return the tables that ``rankfall reproduce`` prints by their titles: comparisons, then tables of text."""
         compared = {title: result.tables()["methods"] for title, result in self.report.comparisons}
         sheets = {
-            sheet.title: [dict(zip(sheet.columns, row, strict=False)) for row in sheet.rows if row]
+            sheet.title: [
+                dict(zip(sheet.head, (cell.line() for cell in row), strict=False)) for _, row in sheet.cells() if row
+            ]
             for sheet in self.report.sheets
         }
         return {**compared, **sheets}

@@ -223,11 +223,10 @@ def _last_day(result: StreamResult) -> str:
 
 def draw_stream(result: StreamResult, out: Path, on_notice: OnNotice) -> list[Path]:
     """Write the figure of the curves, if any day was measured, and return its files."""
-    from rankfall.reporting.comparison import stream_figure
+    from rankfall.reporting.comparison import curves_chart
 
-    if not any(entry.methods for entry in result.days):
-        return []
-    return write_figures({"stream": stream_figure(result)}, out, on_notice)
+    chart = curves_chart(result)
+    return write_figures({"stream": chart}, out, on_notice) if chart else []
 
 
 def _ignore(*arguments: object) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from rankfall import api
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from rankfall.api import ReproductionResult
     from rankfall.reproductions.data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
-    from rankfall.reproductions.task import Sheet
 
 LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
@@ -105,40 +102,18 @@ def _source(reproduction: Reproduction, data: str | None) -> DataSource:
 
 
 def _show(result: ReproductionResult) -> None:
+    from rankfall.reporting.blocks import Text as BlockText
     from rankfall.reporting.comparison import comparison_blocks
     from rankfall.reporting.terminal import show
 
     report = result.report
     for title, comparison in report.comparisons:
-        _show_title(title)
-        print_result(show(comparison_blocks(comparison)))
+        print_result(show([BlockText(f"\n{title}", style="bold"), *comparison_blocks(comparison)]))
     for sheet in report.sheets:
-        _show_sheet(sheet)
+        print_result(show([sheet]))
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
     for text in (*data, *report.notes):
         print_result(Text(f"\n{text}"))
-
-
-def _show_title(title: str) -> None:
-    """Print a title; Rich would wrap that of a table to the width of the table."""
-    print_result(Text(f"\n{title}", style="bold"))
-
-
-def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
-    """Print a table; the text of the column `wrapped` may have several lines."""
-    from rankfall.reporting.terminal import FoldedTable
-
-    _show_title(sheet.title)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
-    for number, column in enumerate(sheet.columns):
-        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=column != wrapped)
-    for row in sheet.rows:
-        if row:
-            table.add_row(*row)
-        else:
-            table.add_section()
-    print_result(table if wrapped else FoldedTable(table))
 
 
 def _list(as_json: bool) -> None:
@@ -159,10 +134,15 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from rankfall.reproductions.task import Sheet
+    from rankfall.reporting.terminal import plain_table
 
     for kind, title in LISTED.items():
         rows = [[f"{one[key]}" for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
-        if rows:
-            _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
+        print_result(Text(f"\n{title}", style="bold"))
+        table = plain_table(gap=2)
+        for column in ("name", "shows", "--quick", "full"):
+            table.add_column(column, style="cyan" if column == "name" else None, no_wrap=column != "shows")
+        for row in rows:
+            table.add_row(*row)
+        print_result(table)
     print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

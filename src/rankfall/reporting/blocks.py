@@ -88,7 +88,8 @@ class Table:
 
     Attributes:
         head: Headings; a table without headings has none.
-        rows: Cells. If a row has too few, its last cell spans the remaining columns.
+        rows: Cells. If a row has too few, its last cell spans the remaining columns. An empty row separates sections,
+            in terminals only.
         soft: Rows at the end, such as chance levels, in a softer colour.
         title: Text above the table.
         caption: Text below the table.

@@ -15,7 +15,8 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    Points = Sequence[tuple[float, ...]]  # (x, y) or (x, y, low, high)
+    Points = Iterable[tuple[float, ...]]  # (x, y) or (x, y, low, high)
+    Curves = Mapping[str, Points]  # by the name of the series
 
 
 COLORS = (
@@ -142,12 +143,11 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 # --- elements -----------------------------------------------------------------------------------------------------
 
 
-def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float, dash: str = "") -> str:
+def line(x1: float, y1: float, x2: float, y2: float, stroke: str, width: float) -> str:
     """Return a line; x in percent, y in pixels."""
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return (
         f'<line x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}" '
-        f'stroke-linecap="round"{dashes}/>'
+        'stroke-linecap="round"/>'
     )
 
 
@@ -392,6 +392,7 @@ def _wrapped(words: str, letters: int = _LETTERS) -> str:
 
 
 _STRIP, _AXIS = 24, 26  # heights of a row and of an axis
+_SHADE = "#f3e3b3"  # of a range of an axis
 _MANY = 40  # points of a line, above which they are small
 
 
@@ -405,7 +406,6 @@ class Series:
     points: Sequence[tuple[float, float]]
     color: str
     bands: Sequence[tuple[float, float, float]] = ()
-    dash: str = ""
 
 
 @dataclass(frozen=True)
@@ -432,8 +432,10 @@ def grid(axes: Axes) -> list[str]:
     """Return the grid lines and labels of both axes."""
     heights = axes.up.ticks(4)
     parts = []
-    for tick, label in zip(heights, tick_labels(heights), strict=True):
-        parts += [line(0, axes.y(tick), 100, axes.y(tick), GRID, 1), text(0, axes.y(tick) - 4, label)]
+    names = [f"{float(f'{tick:.3g}'):g}" for tick in heights] if axes.up.log else tick_labels(heights)
+    for tick, label in zip(heights, names, strict=True):
+        y = axes.y(tick)
+        parts += [line(0, y, 100, y, GRID, 1), text(0, y - 4 if y > 12 else y + 13, label)]
     labels = [f"{tick:g}" for tick in axes.ticks] if axes.along.log else tick_labels(axes.ticks)
     free = 0.0  # percent from where the next label may begin
     for tick, label in zip(axes.ticks, labels, strict=True):
@@ -453,7 +455,7 @@ def lines(series: Sequence[Series], axes: Axes) -> list[str]:
             parts.append(band(corners, axes.height, one.color))
     for one in series:
         places = [(axes.x(x), axes.y(y)) for x, y in one.points]
-        parts += [line(x1, y1, x2, y2, one.color, 2.5, one.dash) for (x1, y1), (x2, y2) in pairwise(places)]
+        parts += [line(x1, y1, x2, y2, one.color, 2.5) for (x1, y1), (x2, y2) in pairwise(places)]
         parts += [circle(x, y, 3.5 if len(places) <= _MANY else 2, one.color) for x, y in places]
     return parts
 
@@ -466,88 +468,116 @@ def interval(scale: Scale, y: float, low: float, value: float, high: float, fill
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def curves(series: Mapping[str, Points], *, title: str, label: str, caption: str = "") -> Chart:
-    """Return lines through points (x, y), where x are whole numbers, with a legend."""
-    return curve_panels({"": series}, label=label, caption=caption, title=title)
-
-
-def curve_panels(
-    panels: Mapping[str, Mapping[str, Points]],
+def curves(
+    panels: Mapping[str, Curves],
     *,
     title: str,
-    label: str,
+    label: str = "",
     caption: str = "",
+    x: str = "",
     ticks: Sequence[float] | None = None,
-    log: bool = False,
+    log_x: bool = False,
+    log_y: bool = False,
+    span: tuple[float, float] | None = None,
 ) -> Chart:
     """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour.
 
     Args:
         panels: Points of each series, by the name of the panel. Points (x, y, low, high) are drawn with a band.
         title: Title of the file.
-        label: Everything that the chart shows in words.
+        label: Everything that the chart shows in words. Default: the title.
         caption: Text below.
-        ticks: Labels of the horizontal axis. Default: whole numbers.
-        log: Whether the horizontal axis is logarithmic.
+        x: What the horizontal axis shows.
+        ticks: Labels of the horizontal axis. Default: round numbers, or whole numbers if all x are.
+        log_x: Whether the horizontal axis is logarithmic, if all x are above 0.
+        log_y: Whether the vertical axis is logarithmic. Values that are not above 0 are left out.
+        span: A range of x to shade.
     """
-    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    found = {
+        name: {one: [point for point in sorted(points) if not log_y or point[1] > 0] for one, points in series.items()}
+        for name, series in panels.items()
+    }
+    names = list(dict.fromkeys(name for series in found.values() for name in series))
+
+    def strip(series: Mapping[str, list[tuple[float, ...]]]) -> Strip:
+        points = [point for of in series.values() for point in of]
+        places = [*(point[0] for point in points), *(span or ())]
+        along = Scale.around(places, edge=0.02, log=log_x and min(places) > 0)
+        default = (
+            whole_ticks(places) if not along.log and all(place == int(place) for place in places) else along.ticks(6)
+        )
+        axes = Axes(
+            along=along,
+            up=Scale.around([one for _, *heights in points for one in heights], log=log_y),
+            ticks=default if ticks is None else [tick for tick in ticks if 0 <= along(tick) <= 100],
+        )
+        drawn = [
+            Series(
+                points=[(point[0], point[1]) for point in of],
+                color=color(names.index(name)),
+                bands=[(point[0], point[2], point[3]) for point in of if len(point) == 4],
+            )
+            for name, of in series.items()
+        ]
+        left, right = map(axes.x, span) if span else (0.0, 0.0)
+        shaded = [rect(left, 0, right - left, axes.height, _SHADE)] if span else []
+        below = [text(55, axes.height + 36, x, anchor="middle", fill=INK)] if x else []
+        return Strip([*shaded, *below, *grid(axes), *lines(drawn, axes)], axes.height + _AXIS + 18 * bool(x))
+
     return Chart(
         title=title,
-        label=label,
-        panels=[Panel([_curve_strip(series, names, ticks, log)], name=name) for name, series in panels.items()],
+        label=label or title,
+        panels=[Panel([strip(series)], name=name) for name, series in found.items()],
         legend=[Key(name, color(number)) for number, name in enumerate(names)],
         caption=caption,
         least=320,
     )
 
 
-def _curve_strip(series: Mapping[str, Points], names: Sequence[str], ticks: Sequence[float] | None, log: bool) -> Strip:
-    places = [x for points in series.values() for x, *_ in points]
-    axes = Axes(
-        along=Scale.around(places, edge=0.02, log=log),
-        up=Scale.around([height for points in series.values() for _, *heights in points for height in heights]),
-        ticks=ticks or whole_ticks(places),
-    )
-    drawn = [
-        Series(
-            points=[(x, y) for x, y, *_ in points],
-            color=color(names.index(name)),
-            bands=[(one[0], one[2], one[3]) for one in points if len(one) == 4],
-        )
-        for name, points in series.items()
-    ]
-    return Strip([*grid(axes), *lines(drawn, axes)], axes.height + _AXIS)
-
-
 def heat_maps(
     panels: Mapping[str, Mapping[tuple[str, str], float]],
     *,
     title: str,
-    label: str,
+    label: str = "",
     caption: str = "",
     higher_is_better: bool = True,
+    by_column: bool = False,
 ) -> Chart:
-    """Return a map per name, with the values by (row, column) as numbers and colours; the darkest is the best."""
-    values = [value for cells in panels.values() for value in cells.values()]
-    best, worst = max(values), min(values)
-    if not higher_is_better:
-        best, worst = worst, best
-    spread = best - worst or 1.0
+    """Return a map per name, with the values by (row, column) as numbers and colours; the darkest is the best.
+
+    Args:
+        panels: Values by (row, column), by the name of the map.
+        title: Title of the file.
+        label: Everything that the chart shows in words. Default: the title.
+        caption: Text below.
+        higher_is_better: Whether higher values are better.
+        by_column: Compare the values of a column of a map only with each other, and frame the best one.
+    """
     rows, columns = (list(dict.fromkeys(key[place] for cells in panels.values() for key in cells)) for place in (0, 1))
-    tall, left = 32, min(40.0, 4 + 2.5 * max(map(len, rows)))
+    groups: dict[object, list[float]] = {}
+    for name, cells in panels.items():
+        for (_, column), value in cells.items():
+            groups.setdefault((name, column) if by_column else "all", []).append(value)
+    best = {group: (max if higher_is_better else min)(values) for group, values in groups.items()}
+    farthest = max(abs(best[group] - value) for group, values in groups.items() for value in values) or 1.0
+    tall, left = 32, min(40.0, 4 + 3 * max(map(len, rows)))
     wide = (100 - left) / len(columns)
     drawn = []
     for name, cells in panels.items():
         parts = [text(left + (at + 0.5) * wide, 14, column, anchor="middle") for at, column in enumerate(columns)]
         parts += [text(0, 22 + (at + 0.5) * tall + 4, row) for at, row in enumerate(rows)]
         for (row, column), value in cells.items():
-            share = (value - worst) / spread
+            behind = abs(best[(name, column) if by_column else "all"] - value)
+            share = 1 - behind / farthest
             x, y = left + columns.index(column) * wide, 22.0 + rows.index(row) * tall
             parts.append(rect(x, y, wide, tall, KEPT, opacity=0.1 + 0.9 * share))
+            if by_column and not behind:
+                parts.append(rect(x + 0.04 * wide, y + 1.5, 0.92 * wide, tall - 3, "none", color(1)))
             ink, kind = (ON_KEPT, "on") if share > 0.5 else (INK, "in")
             parts.append(text(x + wide / 2, y + tall / 2 + 4, short(value), anchor="middle", fill=ink, kind=kind))
         drawn.append(Panel([Strip(parts, 22 + tall * len(rows))], name))
-    return Chart(title=title, label=label, panels=drawn, caption=caption, least=max(240, 58 * (len(columns) + 1)))
+    least = max(240, 58 * (len(columns) + 1))
+    return Chart(title=title, label=label or title, panels=drawn, caption=caption, least=least)
 
 
 def intervals(rows: Sequence[tuple[str, float, float, float]], *, title: str, label: str, caption: str = "") -> Chart:

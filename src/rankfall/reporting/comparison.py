@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rankfall.reporting import charts
 from rankfall.reporting.blocks import (
@@ -24,9 +24,8 @@ from rankfall.reporting.blocks import (
     warned,
     words,
 )
-from rankfall.reporting.charts import short, whole_ticks
+from rankfall.reporting.charts import short
 from rankfall.reporting.diagnosis import advice_blocks
-from rankfall.reporting.figures import Lines
 from rankfall.reporting.funnel import funnel_panels, has_funnel, method_steps, stages_in, steps_of
 from rankfall.studies.compare import LEVEL, decide
 from rankfall.studies.comparison_plan import point_name, value_text
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
     from rankfall.reporting.charts import Chart
     from rankfall.reporting.diagnosis import Advice
-    from rankfall.reporting.figures import Record
     from rankfall.studies.results import (
         EvaluationSummary,
         MethodResult,
@@ -357,13 +355,13 @@ def sweep_chart(result: MethodTable, metric: str) -> Chart | None:
             for x in [point[keys[0]]] if point else values:
                 ends = (one.low, one.high) if point else ()  # those of a method without a sweep would cover the others
                 lines.setdefault(of, []).append((x, one.mean, *ends))
-        return charts.curve_panels(
-            {"": {of: sorted(points) for of, points in lines.items()}},
+        return charts.curves(
+            {"": lines},
             title=title,
             label=label,
             caption=f"Means with 95 % confidence intervals over {result.unit}; {better} is better.",
             ticks=values,
-            log=0 < LOGARITHMIC * values[0] <= values[-1],
+            log_x=0 < LOGARITHMIC * values[0] <= values[-1],
         )
     *others, row, column = keys
     maps: dict[str, dict[tuple[str, str], float]] = {}
@@ -644,7 +642,7 @@ def stream_page_blocks(result: StreamResult, *, config: str = "", command: str =
         caption=f"The last measured day, {last.day}, before it was trained on: means over {last.impressions:,} "
         "impressions.",
     )
-    chart, refused = _curves_chart(result), failure_table(result.refused)
+    chart, refused = curves_chart(result), failure_table(result.refused)
     days: list[Block] = [chart, *_days(result)] if chart else [Text("No day has been measured yet.", "soft")]
     below = [Section("Bundles that were not written", [refused])] if refused else []
     return [
@@ -656,17 +654,25 @@ def stream_page_blocks(result: StreamResult, *, config: str = "", command: str =
 
 def _days(result: StreamResult) -> list[Block]:
     """Return the table of the last days, and that of the days before them."""
-    rows, names = _day_rows(result), _measured_methods(result)
-    head, last, earlier = ["day", *names, "chance"], rows[-SHOWN:], rows[:-SHOWN]
+    last, *earlier = day_tables(result)
+    if not earlier:
+        return [last] if last.rows else []
+    count = len(earlier[0].rows)
+    return [
+        last,
+        Text(f"{count} earlier days are in stream.json.", only="terminal"),
+        Details(f"{count} earlier day{'s' * (count > 1)}", earlier),
+    ]
+
+
+def day_tables(result: StreamResult) -> list[Table]:
+    """Return the table of the last days, and that of the days before them if there are any."""
+    rows = _day_rows(result)
+    head, last, earlier = ["day", *_measured_methods(result), "chance"], rows[-SHOWN:], rows[:-SHOWN]
     meaning = marks(result, best="Bold: best mean", unit="impressions")
     caption = "Mean over impressions." + f" {meaning}." * makes_claims(result)
-    if not earlier:
-        return [Table(head, last, title=_day_title(result), caption=caption, framed=False)] if last else []
-    return [
-        Table(head, last, title=_day_title(result), caption=caption, framed=False),
-        Text(f"{len(earlier)} earlier days are in stream.json.", only="terminal"),
-        Details(f"{len(earlier)} earlier day{'s' * (len(earlier) > 1)}", [Table(head, earlier)]),
-    ]
+    tables = [Table(head, last, title=_day_title(result), caption=caption, framed=False)]
+    return tables + ([Table(head, earlier)] if earlier else [])
 
 
 def _day_rows(result: StreamResult, missing: str = "none") -> list[Row]:
@@ -688,60 +694,42 @@ def _day_title(result: StreamResult) -> str:
     return f"{result.metric} of each day, with the weights before it"
 
 
-def _curves_chart(result: StreamResult) -> Chart | None:
-    """Return the metric of the stream and what each stage lost, day by day."""
+def curves_chart(result: StreamResult) -> Chart | None:
+    """Return the metric of the stream, the lead over its first method, and what each stage lost, day by day."""
     found = curves(result)
     if not found:
         return None
+    metric, seeds, days = shown_name(result.metric), len(result.seeds), result.learned
+    of_metric: charts.Curves = {**found, "chance": chance_curve(result)}
+    if seeds > 1:
+        stds = {name: dict(points) for name, points in curves(result, figure="std").items()}
+        bands = {name: [(x, y, y - stds[name][x], y + stds[name][x]) for x, y in of] for name, of in found.items()}
+        of_metric = {**bands, "chance": chance_curve(result)}
+    first = result.methods[0].name if len(result.methods) > 1 else ""
+    base = dict(found.get(first, ()))
+    leads = {name: [(x, y - base[x]) for x, y in points if x in base] for name, points in found.items()}
     stages = stages_in(result.metrics)
-    metric = shown_name(result.metric)
-    panels = {metric: {**found, "chance": chance_curve(result)}} | {
-        f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages
-    }
+    panels = {metric: of_metric} | ({f"{metric}, ahead of {first}": leads} if base else {})
+    panels |= {f"lost at {stage}": curves(result, f"{stage}/lost") for stage in stages}
     ends = ", ".join(f"{name} from {short(points[0][1])} to {short(points[-1][1])}" for name, points in found.items())
-    label = f"{metric} of each day, with the weights before it: {ends}"
     arrow = "higher" if higher_is_better(result.metric) else "lower"
-    caption = f"By number of the day; the first, {result.learned[0]}, is not measured. {metric}: {arrow} is better"
+    caption = f"By number of the day; the first, {days[0]}, is not measured. {metric}: {arrow} is better"
+    caption += f", bands of one standard deviation over {seeds} seeds" * (seeds > 1)
     caption += "; lost, as a share of the relevant items: lower is better." if stages else "."
-    return charts.curve_panels(panels, label=label, caption=caption, title="Day by day")
+    label = f"{metric} of each day, with the weights before it: {ends}"
+    return charts.curves(panels, label=label, caption=caption, title="Day by day")
 
 
-def stream_figure(result: StreamResult) -> Lines:
-    """Return the stream's metric on each day, with bands of one standard deviation, and the lead over the first."""
-    metric, seeds, days = result.metric, len(result.seeds), result.learned
-    first = result.methods[0].name if len(result.methods) > 1 else None
-    rows: list[Record] = []
-    leads: list[Record] = []
-    for entry in result.days:
-        number = days.index(entry.day) + 1
-        found = {method.name: method.metrics[metric] for method in entry.methods}
-        for name, one in found.items():
-            ends = {"low": one.mean - one.std, "high": one.mean + one.std} if seeds > 1 else {}
-            rows.append({"series": name, "x": number, "y": one.mean, "panel": metric, **ends})
-            if first in found:
-                lead = one.mean - found[first].mean
-                leads.append({"series": name, "x": number, "y": lead, "panel": f"ahead of {first}"})
-    rows += [{"series": "chance", "x": number, "y": level, "panel": metric} for number, level in chance_curve(result)]
-    bands = f", bands of one standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return Lines(
-        rows=[*rows, *leads],
-        title=f"{metric} of each day, with the weights before it",
-        subtitle=f"{len(days)} days, first {days[0]}{bands}",
-        x="day",
-        y=metric,
-        series="method",
-        ticks=whole_ticks([row["x"] for row in rows]),
-    )
-
-
-def curves(result: StreamResult, metric: str | None = None) -> dict[str, list[tuple[int, float]]]:
-    """Return the mean of a metric, by default that of the stream, by the number of the day, for each method."""
+def curves(
+    result: StreamResult, metric: str | None = None, figure: Literal["mean", "std"] = "mean"
+) -> dict[str, list[tuple[int, float]]]:
+    """Return a figure of a metric, by default that of the stream, by the number of the day, for each method."""
     numbers = {day: number for number, day in enumerate(result.learned, 1)}
     points: dict[str, list[tuple[int, float]]] = {}
     for entry in result.days:
         for method in entry.methods:
-            mean = method.metrics[metric or result.metric].mean
-            points.setdefault(method.name, []).append((numbers[entry.day], mean))
+            value = getattr(method.metrics[metric or result.metric], figure)
+            points.setdefault(method.name, []).append((numbers[entry.day], value))
     return points
 
 

@@ -10,17 +10,17 @@ from rankfall.reporting.blocks import figures_in
 from rankfall.reporting.comparison import (
     comparison_page_blocks,
     csv_table,
+    curves_chart,
     intervals_chart,
     main_metric,
     markdown_table,
     markdown_tables,
-    stream_figure,
     stream_page_blocks,
 )
 from rankfall.reporting.diagnosis import front_chart
 from rankfall.reporting.funnel import funnel_of_summary
 from rankfall.reporting.html import GENERATOR, page
-from rankfall.reporting.inspection import search_figure
+from rankfall.reporting.inspection import search_chart
 from rankfall.reporting.run import run_page_blocks
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import standard_output, write_file
@@ -174,13 +174,14 @@ def _intervals(result: ComparisonResult) -> str | None:
 
 @draws(StreamResult)
 def _curves(result: StreamResult) -> str | None:
-    return stream_figure(result).svg() if any(day.methods for day in result.days) else None
+    chart = curves_chart(result)
+    return chart.svg() if chart else None
 
 
 @draws(SearchResult)
 def _history(result: SearchResult) -> str | None:
-    figure = search_figure(result, result.directory.name if result.directory else result.metric)
-    return figure.svg() if figure else None
+    chart = search_chart(result, result.directory.name if result.directory else result.metric)
+    return chart.svg() if chart else None
 
 
 @draws(PlanResult)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from rankfall.reporting.blocks import Block, Cell, Row, Table, Text, flow, words
+from rankfall.reporting.charts import (
+    GRID,
+    Axes,
+    Chart,
+    Key,
+    Panel,
+    Scale,
+    Strip,
+    circle,
+    color,
+    grid,
+    line,
+    on_axis,
+    round_powers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankfall.data.inspect.inspection import Bin, Inspection, LogWarning
     from rankfall.examination import ExaminationCurve
-    from rankfall.reporting.figures import SearchHistory
     from rankfall.studies.results import SearchResult, TrialResult
 
 BAR = 40  # characters of the longest bar of a histogram
+_BELOW = 26  # pixels: labels below a chart
 _STATES = ("complete", "pruned", "running", "failed")
 
 
@@ -213,20 +230,66 @@ def search_blocks(result: SearchResult) -> list[Block]:
     return [Table(["trial", "state", result.metric, *result.search], rows, framed=False)]
 
 
-def search_figure(result: SearchResult, name: str) -> SearchHistory | None:
-    """Return the figure of a search, or None if no trial has a value."""
-    from rankfall.reporting.figures import SearchHistory
+def search_points(trials: Sequence[TrialResult], *, higher_is_better: bool) -> list[tuple[TrialResult, str, float]]:
+    """Return the trials with a value, with their kind and the best value until then; NaN before a complete trial."""
+    sign = 1 if higher_is_better else -1
+    best = max(
+        (one for one in trials if one.state == "complete"), key=lambda one: sign * (one.value or 0), default=None
+    )
+    points, until = [], math.nan
+    for one in trials:
+        if one.value is not None:
+            if one.state == "complete" and not sign * one.value <= sign * until:
+                until = one.value
+            kind = "best" if one is best else "ended early" if one.state == "pruned" else "complete"
+            points.append((one, kind, until))
+    return points
 
-    if all(trial.value is None for trial in result.trials):
+
+def search_chart(result: SearchResult, name: str) -> Chart | None:
+    """Return the values of the trials one after the other and by each setting, or None if no trial has a value."""
+    points = search_points(result.trials, higher_is_better=result.higher_is_better)
+    if not points:
         return None
+    up = Scale.around([one.value or 0.0 for one, *_ in points])
+    fills = {"complete": color(0), "ended early": color(5), "best": color(2)}
+
+    def dots(places: Sequence[float], axes: Axes) -> list[str]:
+        placed = sorted(zip(places, points, strict=True), key=lambda pair: pair[1][1] == "best")  # drawn last
+        drawn = [circle(axes.x(x), axes.y(one.value or 0.0), 4.2, fills[kind]) for x, (one, kind, _) in placed]
+        return [*grid(axes), *drawn]
+
+    numbers = [float(one.trial) for one, *_ in points]
+    along = Scale.around(numbers, edge=0.03)
+    axes = Axes(along, up, [tick for tick in along.ticks(8) if tick == int(tick) and tick >= 0])
+    steps = []
+    for (one, _, best), (other, _, after) in pairwise(point for point in points if not math.isnan(point[2])):
+        x, next_x = axes.x(one.trial), axes.x(other.trial)
+        steps.append(line(x, axes.y(best), next_x, axes.y(best), GRID, 2))
+        steps.append(line(next_x, axes.y(best), next_x, axes.y(after), GRID, 2))
+    panels = [Panel([Strip([*steps, *dots(numbers, axes)], axes.height + _BELOW)], "by trial")]
+    for key, space in result.search.items():
+        values: list[Any] = [one.settings.get(key) for one, *_ in points]
+        if all(type(value) in (int, float) for value in values):
+            log = isinstance(space, dict) and bool(space.get("log"))
+            along = Scale.around(values, log=log)
+            axes = Axes(along, up, round_powers(values) if log else along.ticks(3))
+            panels.append(Panel([Strip(dots(values, axes), axes.height + _BELOW)], key))
+            continue
+        strips = []  # a row for each choice, whose names are long
+        for choice in dict.fromkeys(map(setting_text, values)):
+            chosen = [point for point, value in zip(points, values, strict=True) if setting_text(value) == choice]
+            drawn = [circle(up(one.value or 0.0), 10, 4.2, fills[kind]) for one, kind, _ in chosen]
+            strips.append(Strip(drawn, 20, choice))
+        panels.append(Panel(on_axis(strips, up), key))
     count, pruned = len(result.trials), sum(trial.state == "pruned" for trial in result.trials)
-    return SearchHistory(
-        rows=[trial.to_json() for trial in result.trials],
+    return Chart(
         title=f"Search in {name}",
-        subtitle=f"{count} trial{'s' * (count != 1)}, {pruned} of them pruned",
-        metric=f"validation {result.metric}",
-        higher_is_better=result.higher_is_better,
-        logarithmic=[key for key, values in result.search.items() if isinstance(values, dict) and values.get("log")],
+        label=f"Validation {result.metric} of each trial",
+        panels=panels,
+        legend=[Key(kind, fill) for kind, fill in fills.items()],
+        caption=f"Validation {result.metric} of {count} trial{'s' * (count != 1)}, {pruned} of them pruned.",
+        least=240,
     )
 
 

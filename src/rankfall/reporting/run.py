@@ -436,4 +436,4 @@ def _validation(metric: str, epochs: Sequence[Mapping[str, Any]]) -> Points:
 
 def _curve(title: str, series: Points) -> Chart:
     ends = (f"{name} from {decimal(points[0][1])} to {decimal(points[-1][1])}" for name, points in series.items())
-    return charts.curves(series, label=f"{title}: {', '.join(ends)}", caption=f"{title}.", title=title)
+    return charts.curves({"": series}, label=f"{title}: {', '.join(ends)}", caption=f"{title}.", title=title)

@@ -69,8 +69,10 @@ def _table(one: kinds.Table) -> FoldedTable:
         table.add_column(heading, style=style, justify="left" if left else "right")
     drawn_soft = False
     for soft, cells in one.cells():
-        if soft and not drawn_soft:
+        if not cells or (soft and not drawn_soft):
             table.add_section()
+        if not cells:
+            continue
         drawn_soft = soft
         texts = [
             Text(f"{cells[0].text}{kinds.arrow(one.better.get(cells[0].text, ''))}", _STYLES.get(cells[0].kind, ""))

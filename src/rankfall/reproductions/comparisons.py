@@ -13,7 +13,7 @@ import torch
 from rankfall.data.impressions.loader.negatives import rank_grades
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.metrics.named import parse
-from rankfall.reporting.figures import Lines
+from rankfall.reporting.comparison import curves, curves_chart, day_tables
 from rankfall.reporting.files import write_stream
 from rankfall.reproductions.paper_schema import CascadeProtocol, fill, variables_in
 from rankfall.reproductions.protocols import (
@@ -35,7 +35,7 @@ from rankfall.reproductions.published import (
     sweep_report,
     table_report,
 )
-from rankfall.reproductions.task import Report, Sheet, few_seeds_note
+from rankfall.reproductions.task import Report, few_seeds_note, sheet
 from rankfall.studies.compare import Outcome, summarise
 from rankfall.studies.stream.run_stream import STREAM_CONFIG, stream_methods
 from rankfall.training.cascade_loaders import make_loader
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankfall.data.impressions.loader import Impressions
+    from rankfall.reporting.blocks import Table
     from rankfall.reproductions.data import LogData
     from rankfall.reproductions.paper_schema import Comparison, ObjectiveStream, StageLossComparison, Sweep
     from rankfall.reproductions.task import Task
@@ -173,12 +174,12 @@ def stage_loss_comparison(reproduction: StageLossComparison, task: Task) -> Repo
     return join_reports(reports)
 
 
-def _linear_sheet(comparison: ComparisonResult, metrics: Sequence[str], data: str) -> Sheet:
+def _linear_sheet(comparison: ComparisonResult, metrics: Sequence[str], data: str) -> Table:
     rows = [
         [method.name, *(format_value(method.metrics[metric].mean) for metric in metrics)]
         for method in comparison.methods
     ]
-    return Sheet(f"here, {data}: NDCG with the label as gain", ["method", *metrics], rows)
+    return sheet(f"here, {data}: NDCG with the label as gain", ["method", *metrics], rows)
 
 
 def cutoffs(protocol: CascadeProtocol) -> dict[str, int]:
@@ -266,16 +267,17 @@ def objective_stream(reproduction: ObjectiveStream, task: Task) -> Report:
     config = stream_config(protocol, data, sections, seeds=seeds, lists=reproduction.lists)
     directory = f"stream-{len(data.train) + 2}x{data.train_impressions}-{task.seed}"
     result = _stream(task, config, task.out / directory)
-    curves = curves_of(result)
-    days = next(iter(curves.values()), ())
+    values = curves_of(result)
+    days = next(iter(values.values()), ())
     early = first_phase(len(days), reproduction.phases)
+    chart = curves_chart(result)
     return Report(
-        sheets=[_phases(reproduction, curves, early), _days(reproduction, result, curves)] if curves else [],
-        plots={reproduction.id: _figure(reproduction, data, result)} if curves else {},
+        sheets=[_phases(reproduction, values, early), *day_tables(result)] if values else [],
+        plots={reproduction.id: chart} if chart else {},
         results={
             "comparison": result.to_json(),
             "phases": {"days": [early, len(days) - early], "published_days": reproduction.phases},
-            "ahead": ahead(curves, reproduction.leader),
+            "ahead": ahead(values, reproduction.leader),
             "data": {**data.summary(), "about": _description(data)},
         },
         notes=[*few_seeds_note(seeds), *cascade_deviations(protocol, data), *reproduction.notes],
@@ -307,10 +309,8 @@ def _stream(task: Task, config: StreamConfig, out: Path) -> StreamResult:
 
 
 def curves_of(result: StreamResult) -> dict[str, list[float]]:
-    """Return the metric of the stream on every tested day, for the methods that were tested on all of them."""
-    names = [method.name for method in result.methods]
-    by_day = [{method.name: method.metrics[result.metric].mean for method in day.methods} for day in result.days]
-    return {name: [means[name] for means in by_day if means] for name in names}
+    """Return the metric of the stream on every tested day, by method."""
+    return {name: [value for _, value in points] for name, points in curves(result).items()}
 
 
 def first_phase(days: int, phases: Sequence[int]) -> int:
@@ -330,7 +330,7 @@ def ahead(curves: Curves, leader: str) -> list[float]:
     return [value - max(others_of_day) for value, *others_of_day in zip(curves[leader], *others, strict=True)]
 
 
-def _phases(reproduction: ObjectiveStream, curves: Curves, early: int) -> Sheet:
+def _phases(reproduction: ObjectiveStream, curves: Curves, early: int) -> Table:
     """Means of both phases, and the lead of the paper's method in them."""
     days = len(next(iter(curves.values())))
 
@@ -344,38 +344,9 @@ def _phases(reproduction: ObjectiveStream, curves: Curves, early: int) -> Sheet:
     if gap:
         rows += [[], row(f"{reproduction.leader} - best other of the day", gap, "difference")]
     first, later = reproduction.phases
-    return Sheet(
+    return sheet(
         f"{reproduction.title}: mean {reproduction.metric} of the first {early} and of the later {days - early} tested "
         f"days (in the paper {first} and {later})",
         ["method", "first days", "later days", "last day"],
         rows,
-    )
-
-
-def _days(reproduction: ObjectiveStream, result: StreamResult, curves: Curves) -> Sheet:
-    days = [day.day for day in result.days if day.methods]
-    rows = [[day, *(format_value(curve[number], 4) for curve in curves.values())] for number, day in enumerate(days)]
-    return Sheet(f"{reproduction.title}: {result.metric} by day", ["day", *curves], rows)
-
-
-def _figure(reproduction: ObjectiveStream, data: LogData, result: StreamResult) -> Lines:
-    numbers = {day: number for number, day in enumerate(result.learned, 1)}
-    rows = [
-        {
-            "series": method.name,
-            "x": numbers[day.day],
-            "y": method.metrics[result.metric].mean,
-            "low": method.metrics[result.metric].low,
-            "high": method.metrics[result.metric].high,
-        }
-        for day in result.days
-        for method in day.methods
-    ]
-    return Lines(
-        rows,
-        title=f"{reproduction.title}: {result.metric} of every day, trained on the days before",
-        subtitle=f"{data.name}; band: 95 % confidence interval over impressions",
-        x="day",
-        y=result.metric,
-        series="",
     )

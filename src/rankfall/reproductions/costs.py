@@ -25,10 +25,11 @@ from rankfall.benchmarks.timing import (
 from rankfall.losses import pirank_ndcg_loss
 from rankfall.models import MLP, FeatureScaling
 from rankfall.ops import pirank_sort
-from rankfall.reporting.figures import Dots, Lines
+from rankfall.reporting.charts import Chart, curves
+from rankfall.reporting.figures import Dots
 from rankfall.reproductions import textbook
 from rankfall.reproductions.protocols import CASCADE_RATES, LIST_RATE, cascade_config, method_sections
-from rankfall.reproductions.task import Report, Sheet, curve_points
+from rankfall.reproductions.task import Report, sheet
 from rankfall.studies.comparison_plan import make_plan
 from rankfall.training.build import classifies, make_loss, make_optimizer, with_depths
 from rankfall.training.cascade_loaders import load_log
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from rankfall.benchmarks.timing import Step
+    from rankfall.reporting.blocks import Table
     from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import (
         LossCost,
@@ -97,7 +99,7 @@ def _printed_costs(reproduction: TrainingCost) -> dict[str, dict[str, float]]:
     return reproduction.published.figures(source)
 
 
-def published_costs(reproduction: TrainingCost) -> Sheet:
+def published_costs(reproduction: TrainingCost) -> Table:
     """Return the printed costs with their ratios."""
     (source,) = reproduction.published.values
     time, memory = reproduction.published.metrics
@@ -112,7 +114,7 @@ def _cost_sheet(
     costs: Mapping[str, Mapping[str, float]],
     baseline: str,
     more: Mapping[str, Mapping[str, str]],
-) -> Sheet:
+) -> Table:
     """Return a row per method: time, its ratio, the columns of `more`, memory, its ratio."""
     form = ".3g" if more and "complexity" not in more else "g"
 
@@ -126,7 +128,7 @@ def _cost_sheet(
         [name, *cells(row, time), *(of[name] for of in more.values()), *cells(row, memory)]
         for name, row in costs.items()
     ]
-    return Sheet(title, ["method", time, f"time / {baseline}", *more, memory, f"memory / {baseline}"], rows)
+    return sheet(title, ["method", time, f"time / {baseline}", *more, memory, f"memory / {baseline}"], rows)
 
 
 def _ratio(cost: float, baseline: float) -> float:
@@ -474,7 +476,7 @@ def _growth(lengths: Sequence[int], seconds: Seconds) -> dict[str, float]:
     return {name: growth_exponent(lengths, values) for name, values in seconds.items()}
 
 
-def _sheet(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, factor: float, what: str) -> Sheet:
+def _sheet(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, factor: float, what: str) -> Table:
     growth = _growth(lengths, seconds)
     rows = [
         [f"{length:,}", *(f"{factor * seconds[name][i]:,.3f}" for name in PUBLISHED_AS)]
@@ -485,19 +487,16 @@ def _sheet(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, 
         ["grows like", *(f"L^{growth[name]:.2f}" for name in PUBLISHED_AS)],
         ["published", *(f"L^{reproduction.growth[name]:.2f}" for name in PUBLISHED_AS.values())],
     ]
-    return Sheet(f"{what}, one thread (CPU time)", ["list size L", *PUBLISHED_AS], rows)
+    return sheet(f"{what}, one thread (CPU time)", ["list size L", *PUBLISHED_AS], rows)
 
 
-def _sort_runtime_figure(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, what: str) -> Lines:
+def _sort_runtime_figure(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, what: str) -> Chart:
     steps = reproduction.training.steps
-    curves = {name: dict(zip(lengths, [steps * value for value in of], strict=True)) for name, of in seconds.items()}
-    return Lines(
-        curve_points(curves),
+    return curves(
+        {"seconds": {name: zip(lengths, [steps * value for value in of], strict=True) for name, of in seconds.items()}},
         title="Training with a soft sort computed at once or in a tree",
-        subtitle=f"{what}, one thread (CPU time)",
+        caption=f"{what}, one thread (CPU time)",
         x="list size L",
-        y="seconds",
-        series="operator",
         log_x=True,
         log_y=True,
         ticks=lengths,
@@ -614,7 +613,7 @@ def fastest(times: Times, lengths: Sequence[Number]) -> dict[str, str]:
 
 def _topk_runtime_sheet(
     title: str, what: str, lengths: Sequence[int], times: Mapping[str, Times], published: Mapping[str, Times]
-) -> Sheet:
+) -> Table:
     rows: list[list[str]] = []
     for source, values in {**{code: times[f"{code}, {what}"] for code in CASES}, **published}.items():
         rows += [[]] if rows else []
@@ -622,20 +621,18 @@ def _topk_runtime_sheet(
             [f"{row}, {source}", *(f"{curve[length]:,.2f}" if length in curve else "-" for length in lengths)]
             for row, curve in values.items()
         ]
-    return Sheet(title, ["operator", *(f"n = {length}" for length in lengths)], rows)
+    return sheet(title, ["operator", *(f"n = {length}" for length in lengths)], rows)
 
 
 def _topk_runtime_figure(
     title: str, lengths: Sequence[Number], times: Mapping[str, Times], published: Times, hardware: str
-) -> Lines:
+) -> Chart:
     panels = {f"here, {code}": times[f"{code}, {BOTH}"] for code in CASES} | {f"published, {hardware}": published}
-    return Lines(
-        [point for panel, rows in panels.items() for point in curve_points(rows, panel)],
+    return curves(
+        {panel: {row: curve.items() for row, curve in of.items()} for panel, of in panels.items()},
         title=f"{title}: a forward and backward pass by length",
-        subtitle="milliseconds; k = n/2",
+        caption="milliseconds; k = n/2",
         x="items per list",
-        y="milliseconds",
-        series="operator",
         log_x=True,
         log_y=True,
         ticks=lengths,

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from rankfall import ops
 from rankfall.ops import neural_sort, pirank_sort, topk
-from rankfall.reporting.figures import Lines
+from rankfall.reporting.charts import Chart, curves
 from rankfall.reproductions.published import pick_points
-from rankfall.reproductions.task import Report, Sheet, curve_points, pivot
+from rankfall.reproductions.task import Report, pivot, sheet
 from rankfall.training.build import make_loss
 from rankfall.training.config.ranker_config import LossConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from rankfall.reporting.blocks import Table
     from rankfall.reproductions.paper_schema import (
         GradientConflict,
         GradientSigns,
@@ -76,7 +77,6 @@ def gradient_conflict(reproduction: GradientConflict, task: Task) -> Report:
         }
         for measure in CONFLICTS
     }
-    drawn = [point for measure in (LOWERED, BOUNDARY) for point in curve_points(percent[measure], measure)]
     columns = {k: f"k = {k}" for k in reproduction.ks}
     sheets = [
         pivot(
@@ -91,13 +91,14 @@ def gradient_conflict(reproduction: GradientConflict, task: Task) -> Report:
     return Report(
         sheets=sheets,
         plots={
-            reproduction.id: Lines(
-                drawn,
+            reproduction.id: curves(
+                {
+                    measure: {name: of.items() for name, of in percent[measure].items()}
+                    for measure in (LOWERED, BOUNDARY)
+                },
                 title=f"{reproduction.title}: gradient conflict by operator",
-                subtitle=f"percent; {lists.lists} lists of {lists.items} items, {lists.relevant} of them relevant",
+                caption=f"percent; {lists.lists} lists of {lists.items} items, {lists.relevant} of them relevant",
                 x="k",
-                y="percent",
-                series="operator",
                 ticks=reproduction.ks,
             )
         },
@@ -195,23 +196,16 @@ def gradient_signs(reproduction: GradientSigns, task: Task) -> Report:  # all dr
         name: {loss: push(labels, options) for loss, options in reproduction.losses.items()}
         for name, labels in reproduction.lists.items()
     }
-    points = [
-        point
-        for name, by_loss in pushes.items()
-        for point in curve_points({loss: dict(enumerate(values, start=1)) for loss, values in by_loss.items()}, name)
-    ]
     return Report(
         sheets=[
             _signs_sheet(name, labels, pushes[name], reproduction.k) for name, labels in reproduction.lists.items()
         ],
         plots={
-            reproduction.id: Lines(
-                points,
+            reproduction.id: curves(
+                {name: {loss: enumerate(of, 1) for loss, of in by_loss.items()} for name, by_loss in pushes.items()},
                 title="Minus the derivative of a loss by the score of each item",
-                subtitle="above 0: the item is pushed up",
+                caption="above 0: the item is pushed up",
                 x="rank",
-                y="push",
-                series="loss",
             )
         },
         results={"pushes": pushes, "labels": reproduction.lists, "k": reproduction.k, "published": None},
@@ -247,7 +241,7 @@ def below(labels: Sequence[Number], k: int) -> list[int]:
     return [position for position, label in enumerate(labels) if label > 0 and position >= k]
 
 
-def _signs_sheet(name: str, labels: Sequence[Number], pushes: dict[str, list[float]], k: int) -> Sheet:
+def _signs_sheet(name: str, labels: Sequence[Number], pushes: dict[str, list[float]], k: int) -> Table:
     rows = [
         [
             f"{position + 1}{' (below k)' * (position >= k)}",
@@ -256,7 +250,7 @@ def _signs_sheet(name: str, labels: Sequence[Number], pushes: dict[str, list[flo
         ]
         for position, label in enumerate(labels)
     ]
-    return Sheet(f"{name}: push of each item (0: none)", ["rank", "", *pushes], rows)
+    return sheet(f"{name}: push of each item (0: none)", ["rank", "", *pushes], rows)
 
 
 def _shown(value: float) -> str:
@@ -272,26 +266,22 @@ def sort_tree(reproduction: SortTree, task: Task) -> Report:  # all drivers have
     roots = {
         tau: pirank_sort(scores, k=reproduction.k, tau=tau, branches=reproduction.branches) @ scores for tau in levels
     }
-    points = [
-        {"series": f"rank {rank}", "x": tau, "y": float(value)}
-        for tau, root in roots.items()
-        for rank, value in enumerate(root, start=1)
-    ]
+    of_ranks = {
+        f"rank {rank + 1}": [(tau, float(root[rank])) for tau, root in roots.items()] for rank in range(reproduction.k)
+    }
     return Report(
         sheets=[
-            Sheet(
+            sheet(
                 f"values that a node keeps, scores {_listed(scores)}",
                 ["tau", *(_name(level, len(reproduction.branches)) for level in range(len(reproduction.branches)))],
                 [[f"{tau:g}", *("; ".join(map(_listed, nodes)) for nodes in found)] for tau, found in levels.items()],
             )
         ],
         plots={
-            reproduction.id: Lines(
-                points,
+            reproduction.id: curves(
+                {"": of_ranks},
                 title="The best scores at the root of a tree of soft sorts",
                 x="tau",
-                y="value",
-                series="",
                 log_x=True,
                 ticks=reproduction.taus,
             )
@@ -468,30 +458,27 @@ def survival_bounds(reproduction: SurvivalBounds, task: Task) -> Report:
     )
 
 
-def _survival_bounds_sheet(title: str, operator: str, checks: Sequence[Check]) -> Sheet:
+def _survival_bounds_sheet(title: str, operator: str, checks: Sequence[Check]) -> Table:
     rows = [
         [one.claim, f"{one.failures:,} of {one.items:,}", f"{one.failures / one.items:.1%}", f"{one.worst:.3g}"]
         for one in checks
     ]
-    return Sheet(f"{title}: {operator}", ["claim", "fails for items", "share", "worst by"], rows)
+    return sheet(f"{title}: {operator}", ["claim", "fails for items", "share", "worst by"], rows)
 
 
-def _figure(reproduction: SurvivalBounds, cases: Sequence[_Case]) -> Lines:
+def _figure(reproduction: SurvivalBounds, cases: Sequence[_Case]) -> Chart:
     """Draw the share of items for which each claim fails, by the correlation of the stages."""
-    rows = []
+    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {}
     for operator, correlation in dict.fromkeys((one.operator, one.correlation) for one in cases):
         group = [one.survival for one in cases if (one.operator, one.correlation) == (operator, correlation)]
-        rows += [
-            {"panel": operator, "series": one.claim, "x": correlation, "y": one.failures / one.items}
-            for one in check_claims(group)
-        ]
-    return Lines(
-        rows,
+        for one in check_claims(group):
+            points = panels.setdefault(operator, {}).setdefault(one.claim, [])
+            points.append((correlation, one.failures / one.items))
+    return curves(
+        panels,
         title=f"{reproduction.title}: share of items for which a claim fails",
-        subtitle="all sets that the first stage can keep are enumerated",
+        caption="all sets that the first stage can keep are enumerated",
         x="correlation of the scores of both stages",
-        y="share of items",
-        series="claim",
     )
 
 
@@ -507,11 +494,6 @@ def temperature_effect(reproduction: TemperatureEffect, task: Task) -> Report:
     scores, relevant = make_lists(reproduction.lists, task.seed)
     taus = pick_points(reproduction.taus, task.size.points and max(task.size.points, 5))
     values = {tau: measure_temperature(reproduction.operator, scores, relevant, reproduction.k, tau) for tau in taus}
-    drawn = [
-        {"panel": measure, "series": reproduction.operator, "x": tau, "y": found[measure]}
-        for measure in (DISTANCE, GRADIENT, SCALED)
-        for tau, found in values.items()
-    ]
     return Report(
         sheets=[
             pivot(
@@ -523,12 +505,13 @@ def temperature_effect(reproduction: TemperatureEffect, task: Task) -> Report:
             )
         ],
         plots={
-            reproduction.id: Lines(
-                drawn,
+            reproduction.id: curves(
+                {
+                    measure: {reproduction.operator: [(tau, found[measure]) for tau, found in values.items()]}
+                    for measure in (DISTANCE, GRADIENT, SCALED)
+                },
                 title=f"{reproduction.title}: {reproduction.operator} by temperature",
                 x="tau",
-                y="",
-                series="operator",
                 log_x=True,
                 log_y=True,
                 ticks=taus,

@@ -10,7 +10,7 @@ Nothing here imports torch, so that ``rankfall reproduce --list`` responds at on
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -377,8 +377,14 @@ class Time(Section):
     full: str
 
 
+DRIVERS: dict[str, type[Reproduction]] = {}  # the model of each driver, which the classes below add
+
+
 class Reproduction(Section):
     """A published table or figure.
+
+    The model of a driver has as keywords of its class the name of the driver in the files, the module and function that
+    runs it, and what it runs on, if those are not the ones of its base class.
 
     Attributes:
         paper: Name of the paper, which the loader adds.
@@ -387,7 +393,7 @@ class Reproduction(Section):
         place: Where it is in the paper.
         shows: What it shows, for ``--list``.
         time: How long it takes.
-        driver: The kind of reproduction. Its model has as `runner` the module and function that runs it.
+        driver: The kind of reproduction.
         notes: Where our data or methods differ from those of the paper.
     """
 
@@ -402,6 +408,13 @@ class Reproduction(Section):
     time: Time
     driver: str
     notes: list[str] = Field(default_factory=list)
+
+    def __init_subclass__(cls, driver: str = "", runner: str = "", data: Kind | None = None, **options: Any) -> None:
+        """Add the model of a driver."""
+        super().__init_subclass__(**options)
+        cls.runner, cls.data = runner or getattr(cls, "runner", ""), data or cls.data
+        if driver:
+            DRIVERS[driver] = cls
 
     @property
     def has_improved(self) -> bool:
@@ -446,35 +459,24 @@ class TableOfMethods(Reproduction):
     published: PublishedTable
 
     @model_validator(mode="after")
-    def _methods_belong_to_printed_rows(self) -> Self:
+    def _methods_have_different_names(self) -> Self:
         check_names(self.methods)
-        rows = self.published.rows()
-        for method in self.methods:
-            if method.row is not None and method.row not in rows:
-                raise RankfallError(
-                    f"methods.{method.name}.row: found {method.row!r}, expected {', '.join(sorted(rows))}"
-                )
         return self
 
 
-class PublishedOnly(Reproduction):
+class PublishedOnly(Reproduction, driver="published_only", runner="statistics.published_only", data="none"):
     """A published table that needs private traffic, such as the result of an A/B test. It is shown, not run.
 
     Attributes:
         reason: What it would take to measure it.
     """
 
-    data: ClassVar[Kind] = "none"
-
-    runner: ClassVar[str] = "statistics.published_only"
-
-    driver: Literal["published_only"]
     reason: str
     published: PublishedTable
     time: Time = Time(quick="-", full="-")
 
 
-class Comparison(TableOfMethods):
+class Comparison(TableOfMethods, runner="comparisons.compare"):
     """Methods trained and tested on the same data, beside a published table.
 
     Attributes:
@@ -484,8 +486,6 @@ class Comparison(TableOfMethods):
         rivals: Names of methods.
     """
 
-    runner: ClassVar[str] = "comparisons.compare"
-
     protocol: ListProtocol | CascadeProtocol
     lists: Options = Field(default_factory=dict)
     tune: bool = True
@@ -493,23 +493,19 @@ class Comparison(TableOfMethods):
     rivals: list[str] = Field(default_factory=list)
 
 
-class LossComparison(Comparison):
+class LossComparison(Comparison, driver="loss_comparison"):
     """Losses on ranking lists."""
 
-    driver: Literal["loss_comparison"]
     protocol: ListProtocol
 
 
-class ObjectiveComparison(Comparison):
+class ObjectiveComparison(Comparison, driver="objective_comparison", data="impressions"):
     """Objectives of a cascade on impressions."""
 
-    data: ClassVar[Kind] = "impressions"
-
-    driver: Literal["objective_comparison"]
     protocol: CascadeProtocol
 
 
-class Sweep(Reproduction):
+class Sweep(Reproduction, runner="comparisons.sweep"):
     """Methods at every value of one setting, untuned, beside a published sweep.
 
     The variable is part of the methods or of `config`, which are then trained in one comparison, or of `lists`, with
@@ -524,8 +520,6 @@ class Sweep(Reproduction):
         seeds: Largest number of seeds.
         quick_points: Largest number of values in runs that do not use all of them.
     """
-
-    runner: ClassVar[str] = "comparisons.sweep"
 
     protocol: ListProtocol | CascadeProtocol
     methods: list[Method] = Field(min_length=1)
@@ -548,19 +542,15 @@ class Sweep(Reproduction):
         return self
 
 
-class LossSweep(Sweep):
+class LossSweep(Sweep, driver="loss_sweep"):
     """Losses on ranking lists."""
 
-    driver: Literal["loss_sweep"]
     protocol: ListProtocol
 
 
-class ObjectiveSweep(Sweep):
+class ObjectiveSweep(Sweep, driver="objective_sweep", data="impressions"):
     """Objectives of a cascade on impressions."""
 
-    data: ClassVar[Kind] = "impressions"
-
-    driver: Literal["objective_sweep"]
     protocol: CascadeProtocol
 
 
@@ -571,7 +561,7 @@ class Cutoffs(Section):
     k: Positive
 
 
-class CutoffTransfer(Reproduction):
+class CutoffTransfer(Reproduction, driver="cutoff_transfer", runner="transfers.cutoff_transfer"):
     """Losses trained for one pair of cut-offs (`m`, `k`) and evaluated on every other.
 
     Attributes:
@@ -581,9 +571,6 @@ class CutoffTransfer(Reproduction):
         claim: Conclusion of the paper.
     """
 
-    runner: ClassVar[str] = "transfers.cutoff_transfer"
-
-    driver: Literal["cutoff_transfer"]
     protocol: ListProtocol
     methods: list[Method] = Field(min_length=1)
     cutoffs: list[Cutoffs] = Field(min_length=1)
@@ -598,7 +585,7 @@ class CutoffTransfer(Reproduction):
         return self
 
 
-class LengthTransfer(Reproduction):
+class LengthTransfer(Reproduction, driver="length_transfer", runner="transfers.length_transfer"):
     """A loss trained on lists of one length and tested on lists of every other; its `config` uses ``$length``.
 
     Attributes:
@@ -606,9 +593,6 @@ class LengthTransfer(Reproduction):
         metrics: Metrics of the tests.
     """
 
-    runner: ClassVar[str] = "transfers.length_transfer"
-
-    driver: Literal["length_transfer"]
     protocol: ListProtocol
     method: Method
     lengths: list[Positive] = Field(min_length=2)
@@ -620,7 +604,7 @@ class LengthTransfer(Reproduction):
         return self
 
 
-class TrainingCurves(Reproduction):
+class TrainingCurves(Reproduction, driver="training_curves", runner="transfers.training_curves"):
     """The relaxed metric that a loss optimizes and the exact one, after every epoch and at several temperatures.
 
     Attributes:
@@ -629,36 +613,26 @@ class TrainingCurves(Reproduction):
         k: Cut-off of NDCG@k.
     """
 
-    runner: ClassVar[str] = "transfers.training_curves"
-
-    driver: Literal["training_curves"]
     protocol: ListProtocol
     taus: list[Number] = Field(min_length=1)
     others: list[Number | Options] = Field(default_factory=list)
     k: Positive
 
 
-class ListStatistics(Reproduction):
+class ListStatistics(Reproduction, driver="list_statistics", runner="statistics.list_statistics"):
     """Sizes of ranking lists and the range of their labels, beside a published table of data sets.
 
     The published columns are documents for training and for testing, the shortest and the longest list, the lowest and
     the highest label.
     """
 
-    runner: ClassVar[str] = "statistics.list_statistics"
-
-    driver: Literal["list_statistics"]
     protocol: ListProtocol
     published: PublishedTable
 
-    @model_validator(mode="after")
-    def _has_six_columns(self) -> Self:
-        if len(self.published.columns) != 6:
-            raise RankfallError(f"published.columns: found {len(self.published.columns)}, expected 6")
-        return self
 
-
-class StageLossComparison(TableOfMethods):
+class StageLossComparison(
+    TableOfMethods, driver="stage_loss_comparison", runner="comparisons.stage_loss_comparison", data="impressions"
+):
     """Losses of a single ranking stage, on several logs with different cut-offs.
 
     Methods and columns use the variables ``$m``, the quota of the stage, and ``$k``, the number of relevant items.
@@ -667,24 +641,17 @@ class StageLossComparison(TableOfMethods):
         protocols: The protocol for each data set of the published table.
     """
 
-    data: ClassVar[Kind] = "impressions"
-
-    runner: ClassVar[str] = "comparisons.stage_loss_comparison"
-
-    driver: Literal["stage_loss_comparison"]
     protocols: dict[str, CascadeProtocol] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _data_sets_have_protocols(self) -> Self:
+    def _methods_use_the_cutoffs(self) -> Self:
         check_variables(self.methods, {"m", "k"}, required=set())
-        if self.protocols.keys() != self.published.values.keys():
-            raise RankfallError(
-                f"protocols: found {', '.join(self.protocols)}, expected {', '.join(self.published.values)}"
-            )
         return self
 
 
-class ObjectiveStream(Reproduction):
+class ObjectiveStream(
+    Reproduction, driver="objective_stream", runner="comparisons.objective_stream", data="impressions"
+):
     """Objectives of a cascade, tested on every day with the models of the days before, untuned.
 
     Attributes:
@@ -695,11 +662,6 @@ class ObjectiveStream(Reproduction):
         phases: Days of the first and of the later phase that the paper describes.
     """
 
-    data: ClassVar[Kind] = "impressions"
-
-    runner: ClassVar[str] = "comparisons.objective_stream"
-
-    driver: Literal["objective_stream"]
     protocol: CascadeProtocol
     methods: list[Method] = Field(min_length=1)
     metric: Literal["joint_recall"] = "joint_recall"
@@ -730,47 +692,32 @@ class TrainingCost(TableOfMethods):
 
     @model_validator(mode="after")
     def _costs_are_printed(self) -> Self:
-        rows = self.published.rows()
         check_known("baseline", self.baseline, self.methods)
-        if self.complexity and self.complexity.keys() != rows:
-            raise RankfallError(f"complexity: found {', '.join(self.complexity)}, expected {', '.join(sorted(rows))}")
         if len(self.published.columns) != 2 or len(self.published.values) != 1:
             raise RankfallError("published: expected one data set with two columns, time and memory")
         return self
 
 
-class LossCost(TrainingCost):
+class LossCost(TrainingCost, driver="loss_cost", runner="costs.loss_cost"):
     """Losses on batches of `documents` documents; times are those of an epoch."""
 
-    runner: ClassVar[str] = "costs.loss_cost"
-
-    driver: Literal["loss_cost"]
     protocol: ListProtocol
     documents: Positive
 
 
-class ObjectiveRuntime(TrainingCost):
+class ObjectiveRuntime(TrainingCost, driver="objective_runtime", runner="costs.objective_runtime", data="impressions"):
     """Objectives of a cascade."""
 
-    data: ClassVar[Kind] = "impressions"
-    runner: ClassVar[str] = "costs.objective_runtime"
-
-    driver: Literal["objective_runtime"]
     protocol: CascadeProtocol
 
 
-class LogStatistics(Reproduction):
+class LogStatistics(Reproduction, driver="log_statistics", runner="statistics.log_statistics", data="impressions"):
     """Users, impressions and labels of each stage of a log, beside a published table of them.
 
     Attributes:
         platform: The preset that is simulated if the user names no log.
     """
 
-    data: ClassVar[Kind] = "impressions"
-
-    runner: ClassVar[str] = "statistics.log_statistics"
-
-    driver: Literal["log_statistics"]
     platform: str
     published: PublishedTable
 
@@ -795,7 +742,7 @@ class TrainingSteps(Section):
     ks: list[Positive] = Field(min_length=1)
 
 
-class SortRuntime(Reproduction):
+class SortRuntime(Reproduction, driver="sort_runtime", runner="costs.sort_runtime", data="operators"):
     """Time of a soft sort by the length of lists, computed at once and by divide and conquer.
 
     Attributes:
@@ -804,17 +751,14 @@ class SortRuntime(Reproduction):
         training: Training steps with the sort in the loss, timed beside the sort alone.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "costs.sort_runtime"
-
-    driver: Literal["sort_runtime"]
     lengths: list[Positive] = Field(min_length=2)
     growth: dict[str, float]
     training: TrainingSteps
 
 
-class GradientSigns(Reproduction):
+class GradientSigns(
+    Reproduction, driver="gradient_signs", runner="operator_properties.gradient_signs", data="operators"
+):
     """Which items losses push up or down, in lists that are sorted by score.
 
     Attributes:
@@ -823,17 +767,12 @@ class GradientSigns(Reproduction):
         losses: The ``loss`` section of each loss.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "operator_properties.gradient_signs"
-
-    driver: Literal["gradient_signs"]
     k: Positive
     lists: dict[str, list[Number]] = Field(min_length=1)
     losses: dict[str, Options] = Field(min_length=1)
 
 
-class SortTree(Reproduction):
+class SortTree(Reproduction, driver="sort_tree", runner="operator_properties.sort_tree", data="operators"):
     """A small tree of soft sorts, as an example.
 
     Attributes:
@@ -843,18 +782,15 @@ class SortTree(Reproduction):
         taus: Temperatures.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "operator_properties.sort_tree"
-
-    driver: Literal["sort_tree"]
     scores: list[Number] = Field(min_length=1)
     branches: list[Positive] = Field(min_length=1)
     k: Positive
     taus: list[Number] = Field(min_length=1)
 
 
-class SurvivalBounds(Reproduction):
+class SurvivalBounds(
+    Reproduction, driver="survival_bounds", runner="operator_properties.survival_bounds", data="operators"
+):
     """Bounds of the survival through two stages, by enumeration of the sets that the first stage can keep.
 
     Attributes:
@@ -864,18 +800,13 @@ class SurvivalBounds(Reproduction):
         lists: Lists per length and correlation.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "operator_properties.survival_bounds"
-
-    driver: Literal["survival_bounds"]
     lengths: list[Annotated[int, Field(ge=3, le=12)]] = Field(min_length=1)
     operators: list[Options] = Field(min_length=1)
     correlations: list[Annotated[Number, Field(ge=-1, le=1)]] = Field(min_length=1)
     lists: Positive
 
 
-class TopkRuntime(Reproduction):
+class TopkRuntime(Reproduction, driver="topk_runtime", runner="costs.topk_runtime", data="operators"):
     """Time of soft top-k operators by the length of lists, for k = n/2, beside published times.
 
     Attributes:
@@ -884,11 +815,6 @@ class TopkRuntime(Reproduction):
         published: Published milliseconds by operator and length.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "costs.topk_runtime"
-
-    driver: Literal["topk_runtime"]
     lists: Positive
     operators: dict[str, str] = Field(min_length=1)
     published: PublishedSweep
@@ -910,7 +836,9 @@ class SyntheticLists(Section):
     shift: float = 1.0
 
 
-class GradientConflict(Reproduction):
+class GradientConflict(
+    Reproduction, driver="gradient_conflict", runner="operator_properties.gradient_conflict", data="operators"
+):
     """Items that a loss pushes to the wrong side, by operator and number of selected items.
 
     Attributes:
@@ -919,17 +847,14 @@ class GradientConflict(Reproduction):
         operators: Options of `rankfall.ops.topk` for each operator and gradient, by the name in tables.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "operator_properties.gradient_conflict"
-
-    driver: Literal["gradient_conflict"]
     lists: SyntheticLists
     ks: list[Positive] = Field(min_length=1)
     operators: dict[str, Options] = Field(min_length=1)
 
 
-class TemperatureEffect(Reproduction):
+class TemperatureEffect(
+    Reproduction, driver="temperature_effect", runner="operator_properties.temperature_effect", data="operators"
+):
     """Distance of a soft top-k to the hard one and size of its gradient, by temperature.
 
     Attributes:
@@ -939,11 +864,6 @@ class TemperatureEffect(Reproduction):
         taus: Temperatures.
     """
 
-    data: ClassVar[Kind] = "operators"
-
-    runner: ClassVar[str] = "operator_properties.temperature_effect"
-
-    driver: Literal["temperature_effect"]
     lists: SyntheticLists
     k: Positive
     operator: str
@@ -970,14 +890,6 @@ class Statement(Section):
     where: str = ""
     note: str = ""
 
-    @model_validator(mode="after")
-    def _state_is_explained(self) -> Statement:
-        if self.state == "done" and not self.where:
-            raise RankfallError(f"{self.place}: expected `where` for a statement that is done")
-        if self.state != "done" and not self.note:
-            raise RankfallError(f"{self.place}: expected a note for the state {self.state!r}")
-        return self
-
 
 class PaperFile(Section):
     """Content of a file; each of its `reproductions` is checked by the model of its driver."""
@@ -988,10 +900,3 @@ class PaperFile(Section):
     methods: list[Options] = Field(default_factory=list)
     reproductions: list[Options] = Field(min_length=1)
     statements: list[Statement] = Field(default_factory=list)
-
-
-DRIVERS: dict[str, type[Reproduction]] = {
-    get_args(model.model_fields["driver"].annotation)[0]: model
-    for model in list(globals().values())
-    if isinstance(model, type) and issubclass(model, Reproduction) and get_args(model.model_fields["driver"].annotation)
-}

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall.metrics.significance import student_quantile
-from rankfall.reporting.figures import Dots, Lines
+from rankfall.reporting.charts import curves
+from rankfall.reporting.figures import Dots
 from rankfall.reproductions.paper_schema import Measured, mean_of
-from rankfall.reproductions.task import Report, Sheet, curve_points, few_seeds_note
+from rankfall.reproductions.task import Report, few_seeds_note, sheet
 from rankfall.studies.compare import LEAST_SEEDS, LEVEL
 from rankfall.training.config.component_checks import higher_is_better
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from rankfall.reporting.blocks import Table
+    from rankfall.reporting.charts import Chart
     from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import Marks, Method, Number, PrintedNumber, PublishedSweep, PublishedTable
     from rankfall.studies.results import ComparisonResult, MetricSummary
@@ -262,7 +265,7 @@ def table_report(name: str, result: TableResult, notes: Sequence[str] = ()) -> R
         sheets=[
             *sheets,
             *(_variants_sheet(result, metric) for metric in published.metrics if result.improved_methods()),
-            *([Sheet(bound, ["", *oracle], [["oracle", *map(format_value, oracle.values())]])] if oracle else []),
+            *([sheet(bound, ["", *oracle], [["oracle", *map(format_value, oracle.values())]])] if oracle else []),
             *marks_sheet(published, result.comparison, result.methods),
         ],
         plots={name: _figure(result)},
@@ -284,7 +287,7 @@ def join_reports(parts: Mapping[str, Report]) -> Report:
     reports = list(parts.values())
     return Report(
         comparisons=[one for report in reports for one in report.comparisons],
-        sheets=[sheet for report in reports for sheet in report.sheets],
+        sheets=[one for report in reports for one in report.sheets],
         plots={name: plot for report in reports for name, plot in report.plots.items()},
         results={"parts": {name: report.results for name, report in parts.items()}},
         notes=list(dict.fromkeys(note for report in reports for note in report.notes)),
@@ -301,7 +304,7 @@ def _column(values: Mapping[str, Mapping[str, float]], metric: str) -> dict[str,
     return {name: by_metric[metric] for name, by_metric in values.items() if metric in by_metric}
 
 
-def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping[str, Agreement]) -> Sheet:
+def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping[str, Agreement]) -> Table:
     values = published.figures(data)
     metrics = [metric for metric in published.metrics if _column(values, metric)]
     best = {metric: (max if higher_is_better(metric) else min)(_column(values, metric).values()) for metric in metrics}
@@ -314,10 +317,10 @@ def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping
     rows = [[name, *(cell(row, metric) for metric in metrics)] for name, row in values.items()]
     if any(one.printed_pairs for one in agreements.values()):
         rows += [[], *agreement_rows(agreements[metric] for metric in metrics)]
-    return Sheet(f"published: {title}, {data}", ["method", *metrics], rows)
+    return sheet(f"published: {title}, {data}", ["method", *metrics], rows)
 
 
-def _variants_sheet(result: TableResult, metric: str) -> Sheet:
+def _variants_sheet(result: TableResult, metric: str) -> Table:
     """The method as published, our better versions of it, and the printed figures, side by side."""
     digits, means = result.published.digits, result.means(metric)
     published, improved = result.published_methods(), result.improved_methods()
@@ -340,7 +343,7 @@ def _variants_sheet(result: TableResult, metric: str) -> Sheet:
                 ]
             )
     columns = ["method", "published variant", "improved variant", "improved - published"]
-    return Sheet(
+    return sheet(
         f"{result.title}, {metric} on {result.data.name}: variants, and printed figures",
         [*columns, *(f"printed, {data}" for data in result.published.values)],
         rows,
@@ -594,7 +597,7 @@ def _at_point(curves: Curves, point: Number) -> dict[str, float]:
     return {method: curve[point] for method, curve in curves.items() if point in curve}
 
 
-def _sweep_sheet(result: SweepResult, metric: str) -> Sheet:
+def _sweep_sheet(result: SweepResult, metric: str) -> Table:
     points = sorted({*result.points, *result.published.points})
     sources, along = list(result.published.values), result.published.along
     single = all(len(methods) == 1 for methods in result.published.values.values())
@@ -615,8 +618,8 @@ def _sweep_sheet(result: SweepResult, metric: str) -> Sheet:
     if not sources:  # how much methods depend on the setting
         curves = [list(curve.values()) or [math.nan] for curve in result.curves(metric).values()]
         body = [[*row, format_value(max(curve) - min(curve))] for row, curve in zip(body, curves, strict=True)]
-        return Sheet(title, [*columns, "best - worst"], body)
-    return Sheet(f"{title}, and as published ({', '.join(sources)})", columns, body)
+        return sheet(title, [*columns, "best - worst"], body)
+    return sheet(f"{title}, and as published ({', '.join(sources)})", columns, body)
 
 
 def _curve_rows(
@@ -643,36 +646,29 @@ def _cell(curve: Mapping[Number, float], point: Number, rivals: Mapping[Any, flo
     return f"{format_value(curve[point], 4)}{' <' * (curve[point] == best)}"
 
 
-def _sweep_figure(result: SweepResult) -> Lines:
-    ours = [
-        {
-            "panel": result.data.name,
-            "series": method,
-            "x": point,
-            "y": values.mean,
-            "low": values.low,
-            "high": values.high,
+def _sweep_figure(result: SweepResult) -> Chart:
+    published = result.published
+    panels = {
+        result.data.name: {
+            method: [(point, one.mean, one.low, one.high) for point, one in by_point.items()]
+            for method, by_point in result.measured().items()
         }
-        for method, by_point in result.measured().items()
-        for point, values in by_point.items()
-    ]
-    published = [
-        point
-        for source in result.published.values
-        for point in curve_points(result.published.figures(source, result.metric), f"published, {source}")
-    ]
+    } | {
+        f"published, {source}": {
+            method: curve.items() for method, curve in published.figures(source, result.metric).items()
+        }
+        for source in published.values
+    }
     unit = next(iter(result.comparisons.values())).unit
-    best = result.published.best
-    shaded = f"; shaded: best {result.published.along} in the paper" if best and best[0] < best[1] else ""
-    return Lines(
-        ours + published,
-        title=f"{result.title}, here and as published" if published else f"{result.title}, here",
-        subtitle=f"band: 95 % confidence interval over {unit}, with these weights{shaded}",
-        x=result.published.along,
-        y=result.metric,
-        series="",
-        log_x=result.published.logarithmic,
-        ticks=sorted({*result.points, *result.published.points}),
+    best = published.best
+    shaded = f"; shaded: best {published.along} in the paper" if best and best[0] < best[1] else ""
+    return curves(
+        panels,
+        title=f"{result.title}, here and as published" if published.values else f"{result.title}, here",
+        caption=f"{result.metric}; band: 95 % confidence interval over {unit}, with these weights{shaded}",
+        x=published.along,
+        log_x=published.logarithmic,
+        ticks=sorted({*result.points, *published.points}),
         span=(best[0], best[1]) if shaded and best else None,
     )
 
@@ -687,7 +683,7 @@ def reference_of(published: PublishedTable, methods: Sequence[Method]) -> str | 
     return next((one.name for one in methods if (one.row or one.name) == published.marks.against), None)
 
 
-def marks_sheet(published: PublishedTable, comparison: ComparisonResult, methods: Sequence[Method]) -> list[Sheet]:
+def marks_sheet(published: PublishedTable, comparison: ComparisonResult, methods: Sequence[Method]) -> list[Table]:
     """Return the marks of each method here beside the printed ones, or nothing if the paper prints none."""
     marks = published.marks
     if marks is None:
@@ -708,7 +704,7 @@ def marks_sheet(published: PublishedTable, comparison: ComparisonResult, methods
     meaning = "b: best or not worse" if marks.against == "best" else f"^ better, v worse than {marks.against}"
     meaning += "; ? too few seeds, no claim" if len(comparison.seeds) < LEAST_SEEDS else ""
     return [
-        Sheet(
+        sheet(
             f"marks of significance, for {', '.join(published.metrics)} ({meaning}); the paper: {marks.test}",
             ["method", "over queries", "over seeds and queries", *(f"printed, {data}" for data in marks.values)],
             found,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankfall.data import ImpressionLoader, ImpressionLog, RankingData
 from rankfall.data.lists.list_loader import Lists
 from rankfall.reproductions.paper_schema import mean_of
-from rankfall.reproductions.task import Report, Sheet
+from rankfall.reproductions.task import Report, sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ def list_statistics(reproduction: ListStatistics, task: Task) -> Report:
     }
     rows = [[f"here, {data.name}", *_texts(measured)], [], *([row, *_texts(cells)] for row, cells in published.items())]
     return Report(
-        sheets=[Sheet(reproduction.title, ["data set", *reproduction.published.metrics], rows)],
+        sheets=[sheet(reproduction.title, ["data set", *reproduction.published.metrics], rows)],
         plots={},
         results={
             "measured": dict(zip(reproduction.published.metrics, measured, strict=True)),
@@ -101,8 +101,8 @@ def log_statistics(reproduction: LogStatistics, task: Task) -> Report:
     ]
     return Report(
         sheets=[
-            Sheet(f"{reproduction.title} here: {data.name}, {len(days)} days", columns, ours),
-            Sheet(f"published: {reproduction.title}, {published}", columns, printed),
+            sheet(f"{reproduction.title} here: {data.name}, {len(days)} days", columns, ours),
+            sheet(f"published: {reproduction.title}, {published}", columns, printed),
         ],
         plots={},
         results={
@@ -144,7 +144,7 @@ def published_only(reproduction: PublishedOnly, task: Task) -> Report:  # all dr
     """Show the table."""
     published = reproduction.published.printed()
     sheets = [
-        Sheet(
+        sheet(
             f"published: {reproduction.title}, {data}",
             ["", *reproduction.published.metrics],
             [[row, *("-" if one is None else f"{one:g}" for one in cells.values())] for row, cells in rows.items()],

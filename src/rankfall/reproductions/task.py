@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rankfall.reporting.blocks import Table
 from rankfall.studies.compare import LEAST_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rankfall.reporting.figures import Plot
+    from rankfall.reporting.figures import Drawn
     from rankfall.reproductions.data import DataSource, ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method
     from rankfall.studies.results import ComparisonResult
@@ -133,15 +134,6 @@ def few_seeds_note(seeds: Sequence[int]) -> list[str]:
     return [] if len(seeds) >= LEAST_SEEDS else [note]
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """A table of text. An empty row separates sections."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Outcome of a reproduction.
@@ -155,20 +147,15 @@ class Report:
     """
 
     comparisons: Sequence[tuple[str, ComparisonResult]] = ()
-    sheets: Sequence[Sheet]
-    plots: Mapping[str, Plot]
+    sheets: Sequence[Table]
+    plots: Mapping[str, Drawn]
     results: dict[str, Any]
     notes: Sequence[str] = field(default_factory=list)
 
 
-def curve_points(curves: Mapping[Any, Mapping[Any, float]], panel: str | None = None) -> list[dict[str, Any]]:
-    """Return the points of a figure with a series for each curve.
-
-    >>> curve_points({"a": {1: 0.5}}, "here")
-    [{'panel': 'here', 'series': 'a', 'x': 1, 'y': 0.5}]
-    """
-    of_panel = {} if panel is None else {"panel": panel}
-    return [{**of_panel, "series": name, "x": x, "y": y} for name, curve in curves.items() for x, y in curve.items()]
+def sheet(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of text. An empty row separates sections."""
+    return Table(head, rows, title=title, framed=False)
 
 
 def pivot(
@@ -177,7 +164,7 @@ def pivot(
     rows: Mapping[str, Mapping[Any, Any]],
     columns: Mapping[Any, str],
     form: Callable[[Any], str],
-) -> Sheet:
+) -> Table:
     """Return a sheet of values by row and column, whose headings are given; a dash where there is no value."""
     body = [[name, *(form(row[key]) if key in row else "-" for key in columns)] for name, row in rows.items()]
-    return Sheet(title, [corner, *columns.values()], body)
+    return sheet(title, [corner, *columns.values()], body)

@@ -14,11 +14,11 @@ from rankfall.data import RankingData
 from rankfall.losses import pirank_ndcg_loss
 from rankfall.metrics import ndcg
 from rankfall.metrics.named import parse
-from rankfall.reporting.figures import HeatMaps, Lines
+from rankfall.reporting.charts import curves, heat_maps
 from rankfall.reproductions.paper_schema import fill
 from rankfall.reproductions.protocols import deviations, list_config, oracle, train_methods
 from rankfall.reproductions.published import format_value, pick_points
-from rankfall.reproductions.task import Report, Sheet, few_seeds_note
+from rankfall.reproductions.task import Report, few_seeds_note, sheet
 from rankfall.studies.compare import LEAST_SEEDS
 from rankfall.training.build import Temperature, scheduled
 from rankfall.training.config.ranker_config import validate
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rankfall.data.lists.list_loader import Lists
+    from rankfall.reporting.blocks import Table
+    from rankfall.reporting.charts import Chart
     from rankfall.reproductions.data import ListData
     from rankfall.reproductions.paper_schema import CutoffTransfer, LengthTransfer, Number, Options, TrainingCurves
     from rankfall.reproductions.task import Task
@@ -88,13 +90,16 @@ def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
     )
 
 
-def _figure(cells: list[Cell], data: str) -> HeatMaps:
-    return HeatMaps(
-        cells,
+def _figure(cells: list[Cell], data: str) -> Chart:
+    panels: dict[str, dict[tuple[str, str], float]] = {}
+    for cell in cells:
+        panels.setdefault(cell["panel"], {})[cell["row"], cell["column"]] = cell["value"]
+    return heat_maps(
+        panels,
         title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
-        subtitle=f"{data}; framed: the best training for each evaluation",
-        row="trained for m'@k'",
-        column="evaluated at m@k",
+        caption=f"{data}; rows: trained for m'@k', columns: evaluated at m@k; framed: the best training for each "
+        "evaluation, with which the colours of a column are compared",
+        by_column=True,
     )
 
 
@@ -113,13 +118,13 @@ def summary_of(loss: str, cells: Sequence[Cell]) -> dict[str, float]:
     }
 
 
-def _summary_sheet(summary: Mapping[str, Mapping[str, float]], columns: int) -> Sheet:
+def _summary_sheet(summary: Mapping[str, Mapping[str, float]], columns: int) -> Table:
     names = (MEAN, DIAGONAL, BEHIND, RANGE)
     rows = [
         [loss, *(format_value(one[name]) for name in names), f"{one[ON_DIAGONAL]} of {columns}"]
         for loss, one in summary.items()
     ]
-    return Sheet("the maps in numbers", ["loss", *names, ON_DIAGONAL], rows)
+    return sheet("the maps in numbers", ["loss", *names, ON_DIAGONAL], rows)
 
 
 def _best_row(loss: str, column: str, cells: Sequence[Cell]) -> str:
@@ -128,7 +133,7 @@ def _best_row(loss: str, column: str, cells: Sequence[Cell]) -> str:
     return row
 
 
-def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str], *, claims: bool) -> Sheet:
+def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str], *, claims: bool) -> Table:
     values = {(cell["row"], cell["column"]): cell["value"] for cell in cells if cell["panel"] == loss}
     best = {column: _best_row(loss, column, cells) for column in cutoffs}
     rows = [
@@ -136,7 +141,7 @@ def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str], *, claims: 
         for row in cutoffs
         if (row, cutoffs[0]) in values
     ]
-    return Sheet(f"{loss}: recall by training (rows) and evaluation (columns)", ["trained for", *cutoffs], rows)
+    return sheet(f"{loss}: recall by training (rows) and evaluation (columns)", ["trained for", *cutoffs], rows)
 
 
 Values = dict[tuple[str, int, int], float]  # by metric, length of training lists and length of test lists
@@ -262,9 +267,9 @@ def _largest(gained: Values) -> tuple[str, int, int]:
     return max(gained, key=lambda key: gained[key])
 
 
-def _pattern_sheet(patterns: Sequence[Pattern]) -> list[Sheet]:
+def _pattern_sheet(patterns: Sequence[Pattern]) -> list[Table]:
     rows = [[one.claim, f"{one.holds} of {one.of}"] for one in patterns]
-    return [Sheet("claims of the paper: pairs of neighbouring cells for which they hold here", ["", "here"], rows)]
+    return [sheet("claims of the paper: pairs of neighbouring cells for which they hold here", ["", "here"], rows)]
 
 
 def _label(length: int) -> str:
@@ -285,7 +290,7 @@ def measure_samples(
 
 def _length_transfer_sheet(
     values: Values, gained: Values, metrics: Sequence[str], trained: Sequence[int], lengths: Sequence[int]
-) -> Sheet:
+) -> Table:
     def cell(metric: str, train: int, test: int) -> str:
         key = (metric, train, test)
         gain = f" ({100 * gained[key]:+.1f} %)" if train != lengths[0] and key in gained else ""
@@ -298,24 +303,20 @@ def _length_transfer_sheet(
             [f"{metric}, trained on {train}", *(cell(metric, train, test) for test in lengths)] for train in trained
         ]
     title = f"by length of test lists, with the gain over training on lists of {lengths[0]}"
-    return Sheet(title, ["", *(f"tested on {length}" for length in lengths)], rows)
+    return sheet(title, ["", *(f"tested on {length}" for length in lengths)], rows)
 
 
-def _length_transfer_figure(reproduction: LengthTransfer, data: str, gained: Values, lengths: Sequence[int]) -> Lines:
+def _length_transfer_figure(reproduction: LengthTransfer, data: str, gained: Values, lengths: Sequence[int]) -> Chart:
     shown = [metric for metric in reproduction.metrics if metric.startswith("ndcg")] or reproduction.metrics
-    points = [
-        {"panel": metric, "series": _label(train), "x": test, "y": 100 * gain}
-        for metric in shown
-        for (of, train, test), gain in gained.items()
-        if of == metric
-    ]
-    return Lines(
-        points,
+    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {metric: {} for metric in shown}
+    for (metric, trained, test), gain in gained.items():
+        if metric in panels:
+            panels[metric].setdefault(_label(trained), []).append((test, 100 * gain))
+    return curves(
+        panels,
         title=f"{reproduction.method.name}: gain in percent over training on lists of {lengths[0]}",
-        subtitle=f"{data}; all metrics are in results.json",
+        caption=f"{data}; all metrics are in results.json",
         x="documents in a test list",
-        y="gain in percent",
-        series="training",
         log_x=True,
         ticks=lengths,
     )
@@ -333,15 +334,15 @@ def training_curves(reproduction: TrainingCurves, task: Task) -> Report:
     for number, tau in enumerate(taus):
         task.progress(_training_curves_label(tau), number, len(taus))
         rows += _curves(reproduction, task, data, tau)
-    curves = [row for row in rows if row["metric"] != GRADIENT]
-    figure = Lines(
-        curves,
+    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {}
+    for row in rows:
+        if row["metric"] != GRADIENT:
+            panels.setdefault(row["series"], {}).setdefault(row["metric"], []).append((row["x"], row["y"]))
+    figure = curves(
+        panels,
         title=f"{metric} over training: relaxed at tau, and hard",
-        subtitle=f"{data.name}, validation lists",
+        caption=f"{data.name}, validation lists",
         x="epoch",
-        y=metric,
-        series="temperature",
-        dashed="metric",
     )
     summaries = {_training_curves_label(tau): _summary(_training_curves_label(tau), rows) for tau in taus}
     return Report(
@@ -358,7 +359,7 @@ def training_curves(reproduction: TrainingCurves, task: Task) -> Report:
     )
 
 
-def _training_curves_sheet(title: str, summaries: Mapping[str, Mapping[str, float]]) -> Sheet:
+def _training_curves_sheet(title: str, summaries: Mapping[str, Mapping[str, float]]) -> Table:
     rows = [
         [
             name,
@@ -372,7 +373,7 @@ def _training_curves_sheet(title: str, summaries: Mapping[str, Mapping[str, floa
         for name, one in summaries.items()
     ]
     columns = ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"]
-    return Sheet(f"{title}; gradient of the loss by the scores of a list", columns, rows)
+    return sheet(f"{title}; gradient of the loss by the scores of a list", columns, rows)
 
 
 def _training_curves_label(tau: Tau) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 from scipy import stats
 
 from rankfall._config import ConfigError
-from rankfall.reporting.comparison import markdown_tables, stream_blocks, stream_figure
+from rankfall.reporting.comparison import curves_chart, markdown_tables, stream_blocks
 from rankfall.reporting.terminal import show
 from rankfall.simulation.simulate import Simulation, append_days, simulate_log
 from rankfall.studies.comparison_plan import validated
@@ -250,7 +250,9 @@ def test_a_shorter_list_is_no_progress(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.search(rf"^chance +\S+ +{first} +{last}\s*$", printed, re.MULTILINE)  # below the curves of the methods
     assert warning in (tmp_path / "out/stream.md").read_text()
     assert warning[1:] in Page(tmp_path / "out/report.html").words
-    assert "chance" in [row["series"] for row in stream_figure(result).rows]
+    chart = curves_chart(result)
+    assert chart
+    assert "chance" in [key.name for key in chart.legend]
 
 
 def test_days_that_the_log_was_fitted_to_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The page that lists every table, figure, equation and protocol of the papers, and where we have it.
 
-``python -m rankfall.reproductions.coverage FILE`` writes it; ``make docs-tables`` calls this.
+``python -m docs_site.coverage FILE`` writes it; ``make docs-tables`` calls this.
 """
 
 from __future__ import annotations
