@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankfall import api
-from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import print_json, print_message, print_result
 from rankfall.commands.verb import Call, verb
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
         "repeatable.",
     },
 )
-def export(call: Call, as_json: AsJson = False) -> None:
+def export(call: Call, as_json: bool = False) -> None:
     """Export a trained cascade as a bundle that can be served.
 
     The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.options import AsJson, Figures
 from rankfall.commands.terminal import print_figures, print_json, print_message, print_result, write_page_figures
 from rankfall.commands.verb import Call, verb
 
@@ -32,11 +29,9 @@ if TYPE_CHECKING:
 )
 def evaluate(
     call: Call,
-    diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Also find out where and why a cascade loses relevant items.")
-    ] = False,
-    figures: Figures = None,
-    as_json: AsJson = False,
+    diagnose: bool = False,
+    figures: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
 
@@ -50,6 +45,12 @@ def evaluate(
 
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
+
+    Args:
+        call: The evaluation.
+        diagnose: Also find out where and why a cascade loses relevant items.
+        figures: Also write every figure of the page to this directory.
+        as_json: Print the result as JSON.
     """
     from rankfall.reporting.diagnosis import diagnosis_blocks
     from rankfall.reporting.funnel import funnel_of_summary
@@ -104,7 +105,7 @@ def evaluate(
     },
     out={"show_default": "the directory of the run"},
 )
-def plan(call: Call, as_json: AsJson = False) -> None:
+def plan(call: Call, as_json: bool = False) -> None:
     """Find the quotas that keep most of the relevant items for their cost.
 
     Computes the joint recall of a run for all quotas of a grid, exactly, from one pass of its models over the requests,
@@ -143,7 +144,6 @@ def plan(call: Call, as_json: AsJson = False) -> None:
     "rankfall report recflow-like --figures figures",
     directory={"argument": "RUN_OR_DIR", "help": "Directory of a run, of a comparison, or of a stream."},
     out={"help": "Output file.", "show_default": "report.html in that directory"},
-    figures={"metavar": "DIR"},
 )
 def report(call: Call) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.

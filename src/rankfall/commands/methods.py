@@ -6,14 +6,14 @@ import inspect
 import re
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import print_json, print_result, with_examples
+from rankfall.commands.terminal import print_json, print_result
+from rankfall.commands.verb import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ class Method:
     place: str = ""
 
 
-@with_examples(
+@command(
     "rankfall methods",
     "rankfall methods lcron",
     "rankfall methods --kind loss",
@@ -116,23 +116,18 @@ class Method:
     "rankfall methods joint_value",
     "rankfall methods --kind operator --json",
     "rankfall methods ./my_loss.py:focal",
+    name={"argument": "NAME"},
 )
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.",
-            show_default=False,
-        ),
-    ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="List the components of one kind only.")] = None,
-    as_json: AsJson = False,
-) -> None:
+def methods(name: str | None = None, kind: Kind | None = None, as_json: bool = False) -> None:
     """List all methods (operators, losses, objectives, metrics) and models with their papers, or explain one.
 
     With NAME, prints the definition and the options of a component. Your own components are listed if installed
     packages declare them as entry points. Others are named by a reference, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
+
+    Args:
+        name: Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.
+        kind: List the components of one kind only.
+        as_json: Print the result as JSON.
     """
     if name is not None:
         _show_one(name, kind, as_json)

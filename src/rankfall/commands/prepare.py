@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from rankfall.api import preparing
-from rankfall.commands.options import AsJson, existing_source
-from rankfall.commands.terminal import examples, print_json, print_message, print_result
-from rankfall.commands.verb import Call, verb
+from rankfall.commands.options import TABLE, existing_source
+from rankfall.commands.terminal import print_json, print_message, print_result
+from rankfall.commands.verb import Call, group, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
-_TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}
 _CHECK = {
     "help": "Read everything, write nothing, and list every problem with its number and first places. The exit code "
     "is 1 if one of them is an error."
@@ -35,20 +34,6 @@ _SKIP_BAD = {
     "whole. With more bad rows nothing is written.",
     "show_default": "a bad row is an error",
 }
-
-app = typer.Typer(
-    name="prepare",
-    no_args_is_help=True,
-    epilog=examples(
-        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
-        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
-    ),
-)
-
-
-@app.callback()
-def prepare() -> None:
-    """Convert raw files to data for training."""
 
 
 @verb(
@@ -71,7 +56,7 @@ def prepare() -> None:
     first_id={"max": 1},
     threads={"max": 1024},
 )
-def letor(call: Call, as_json: AsJson = False) -> None:
+def letor(call: Call, as_json: bool = False) -> None:
     """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
 
     Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
@@ -112,14 +97,14 @@ def letor(call: Call, as_json: AsJson = False) -> None:
     "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
     "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
     source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
-    items=_TABLE,
-    users=_TABLE,
-    requests=_TABLE,
+    items=TABLE,
+    users=TABLE,
+    requests=TABLE,
     append={"metavar": "LOG"},
     check=_CHECK,
     skip_bad=_SKIP_BAD,
 )
-def rows(call: Call, as_json: AsJson = False) -> None:
+def rows(call: Call, as_json: bool = False) -> None:
     """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
@@ -144,7 +129,7 @@ def rows(call: Call, as_json: AsJson = False) -> None:
     check=_CHECK,
     skip_bad=_SKIP_BAD,
 )
-def recflow(call: Call, as_json: AsJson = False) -> None:
+def recflow(call: Call, as_json: bool = False) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
 
     Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
@@ -156,8 +141,17 @@ def recflow(call: Call, as_json: AsJson = False) -> None:
     _report(_prepare(call, as_json=as_json), as_json=as_json)
 
 
-for _layout in (letor, rows, recflow):
-    app.command(_layout.__name__, epilog=_layout.epilog)(_layout)  # type: ignore[attr-defined]
+app = group(
+    "prepare",
+    "Convert raw files to data for training.",
+    [
+        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    ],
+    letor,
+    rows,
+    recflow,
+)
 
 
 def _prepare(call: Call, *, as_json: bool) -> PreparedData:

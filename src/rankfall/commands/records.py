@@ -9,7 +9,6 @@ import typer
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
     interruptible,
     print_error,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     out={"argument": "DIR", "help": "Directory to write to; earlier files stay."},
     follow={"help": "Wait for further messages until SIGTERM or Ctrl-C."},
 )
-def collect(call: Call, as_json: AsJson = False) -> None:
+def collect(call: Call, as_json: bool = False) -> None:
     """Write the samples and events that services sent to a broker to files.
 
     rankfall serve --samples URL sends them. DIR gets the files that rankfall serve --samples DIR writes. Messages are
@@ -73,7 +72,7 @@ def collect(call: Call, as_json: AsJson = False) -> None:
     poll={"min": 0.1},
     bundles={"metavar": "DIR"},
 )
-def join(call: Call, as_json: AsJson = False) -> None:
+def join(call: Call, as_json: bool = False) -> None:
     """Join the samples and events of a service to a log, day by day.
 
     A day has the sampled requests of its date and their events, as far as they were received until --wait after its
@@ -135,7 +134,7 @@ def _days_table(rows: list[dict[str, Any]]) -> Table:
     directories={"argument": "DIR"},
     dry_run={"help": "Change nothing; print what would be done."},
 )
-def clean(call: Call, as_json: AsJson = False) -> None:
+def clean(call: Call, as_json: bool = False) -> None:
     """Remove temporary files and directories of processes that have died.
 
     Every command writes under hidden temporary names, such as .log.4fe2a90b.unfinished, and renames what is complete.

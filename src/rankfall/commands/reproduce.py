@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -11,7 +11,6 @@ from rich.text import Text
 
 from rankfall import api
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
-from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
     exit_for_failures,
     interruptible,
@@ -44,6 +43,7 @@ LISTED = {
     "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
     "rankfall reproduce dftopk-table1 --data prepared/recflow",
     "rankfall reproduce pirank-figure7 --json",
+    listing={"flag": "list"},
     name={"argument": "NAME", "help": "Name of a table or figure (see --list).", "default": None},
     quick={"help": "Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes."},
     methods={
@@ -51,19 +51,18 @@ LISTED = {
         "help": "Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
     },
 )
-def reproduce(
-    call: Call,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List all reproductions, what they show and how long they take.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
 
     Methods are those of the paper, with its settings where the data allow them; differences are printed below the
     tables. The published numbers were measured on data that cannot be redistributed: compare the order of methods and
     the gaps between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all
     runs; runs that exist are not repeated. --json prints the content of results.json.
+
+    Args:
+        call: The reproduction.
+        listing: List all reproductions, what they show and how long they take.
+        as_json: Print the result as JSON.
     """
     if listing:
         _list(as_json)

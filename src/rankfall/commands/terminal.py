@@ -55,16 +55,6 @@ def examples(*commands: str) -> str:
     return "\n".join(["**Examples**\n", *(f"- `{command}`" for command in commands)])
 
 
-def with_examples(*commands: str) -> Callable[[Verb], Verb]:
-    """Return a decorator that gives a command the epilogue of its help page."""
-
-    def decorate(command: Verb) -> Verb:
-        command.epilog = examples(*commands)  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
 def print_result(content: RenderableType) -> None:
     """Print a report on standard output."""
     console = Console(emoji=False)

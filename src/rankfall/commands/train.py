@@ -14,7 +14,7 @@ from rankfall import api
 from rankfall._errors import is_expected
 from rankfall.api.shared import Display
 from rankfall.api.training import validation_texts
-from rankfall.commands.options import AsJson, Figures, whole_number_of
+from rankfall.commands.options import whole_number_of
 from rankfall.commands.terminal import (
     exit_for_failures,
     interruptible,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     seed={"help": "Short for training.seed=N.", "show_default": "that of CONFIG"},
     timeout={"min": 1},
 )
-def train(call: Call, as_json: AsJson = False) -> None:
+def train(call: Call, as_json: bool = False) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
     A configuration with stages trains a cascade. The validation metric is computed after each epoch; training stops
@@ -156,7 +156,7 @@ def _table(run: TrainedRun) -> Table:
     "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
     against={"metavar": "METHOD"},
 )
-def compare(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
 
     A method is better than another if the difference is significant for other seeds and other queries (mixed model,
@@ -202,7 +202,7 @@ def _kept_runs(out: Path) -> str:
     "rankfall train searches/first/best.yaml --out runs/tuned",
     seed={"help": "Random seed of the search; training.seed is that of the training runs."},
 )
-def tune(call: Call, as_json: AsJson = False) -> None:
+def tune(call: Call, as_json: bool = False) -> None:
     """Search hyperparameters with Optuna (TPE) by the validation metric.
 
     CONFIG is a training configuration with the additional keys search and trials. Test data are not read. A trial is
@@ -254,7 +254,7 @@ def tune(call: Call, as_json: AsJson = False) -> None:
     bundles={"show_default": "none"},
     items={"metavar": "FILE"},
 )
-def stream(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train day by day, and measure every method on each day before training on it.
 
     CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from rankfall._config import MAX_COUNT, OptionError, Section, shown
-from rankfall._errors import did_you_mean
+from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry import metric_names
 from rankfall.registry.references import absolute_references, split_cutoffs
 from rankfall.training.config.component_checks import (
