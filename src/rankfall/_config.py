@@ -39,15 +39,15 @@ class ConfigError(RankfallError):
 
 
 class OptionError(RankfallError):
-    """A wrong option inside a section; `path` is its key, part by part."""
+    """A wrong option inside a section; `keys` is its key, part by part."""
 
-    def __init__(self, message: str, *path: str) -> None:
+    def __init__(self, message: str, *keys: str) -> None:
         super().__init__(message)
-        self.path = path
+        self.keys = keys
 
     def inside(self, key: str) -> OptionError:
         """Return the same error for a section that is itself under a key."""
-        return OptionError(str(self), key, *self.path)
+        return OptionError(str(self), key, *self.keys)
 
 
 class Section(BaseModel):
@@ -182,7 +182,7 @@ def _error_line(details: ErrorDetails) -> str:
             return f"{key} is missing"
         case "value_error":
             error = details["ctx"]["error"]
-            path = ".".join(filter(None, (key, *getattr(error, "path", ()))))
+            path = ".".join(filter(None, (key, *getattr(error, "keys", ()))))
             return f"{path}: {error}".removeprefix(": ")
         case "literal_error":
             choices = re.findall(r"'([^']*)'", details["ctx"]["expected"])

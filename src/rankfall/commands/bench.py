@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from annotated_types import Ge, Le
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from rankfall.commands.terminal import print_json, print_message, print_result, progress, requires_extra
+from rankfall.commands.terminal import print_json, print_message, print_result, progress, requires_extra, table
 from rankfall.commands.verb import command, group
 from rankfall.option_types import LARGEST_COUNT
 
@@ -212,17 +212,14 @@ def _show_cases(rows: Sequence[Row]) -> None:
 
 def _table(rows: Sequence[Any], hidden: Sequence[str] = ()) -> Table:
     """Return a table of dataclasses with a column per field, without those that are empty."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
     cells = [dict(_cells(asdict(row))) for row in rows]
     shown = [name for name in dict.fromkeys(name for row in cells for name in row) if name not in hidden]
     shown = [name for name in shown if any(row.get(name) for row in cells)]
-    for name in shown:
-        table.add_column(
-            name.replace("_", " "), justify="left" if name == "name" else "right", no_wrap=True, header_style="dim"
-        )
-    for row in cells:
-        table.add_row(*(row.get(name, "") for name in shown))
-    return table
+    columns = [
+        Column(name.replace("_", " "), justify="left" if name == "name" else "right", no_wrap=True, header_style="dim")
+        for name in shown
+    ]
+    return table(columns, [[row.get(name, "") for name in shown] for row in cells], box=None, padding=(0, 2, 0, 0))
 
 
 def _cells(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

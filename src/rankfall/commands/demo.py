@@ -87,9 +87,8 @@ def demo(
         print_json(result.to_json())
     else:
         from rankfall.reporting.comparison import comparison_blocks
-        from rankfall.reporting.terminal import show
 
-        print_result(show(comparison_blocks(result)))
+        print_result(comparison_blocks(result))
     if out is not None:
         print_message(
             f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "

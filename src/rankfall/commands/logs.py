@@ -11,10 +11,17 @@ from annotated_types import Ge, Le
 
 from rankfall import api
 from rankfall._errors import RankfallError
-from rankfall._progress import steps
+from rankfall.api.shared import Display, stepper
 from rankfall.commands.options import TABLE, existing_source, noting
 from rankfall.commands.prepare import lists_table, skipped_lines
-from rankfall.commands.terminal import print_error, print_json, print_message, print_result, progress
+from rankfall.commands.terminal import (
+    print_error,
+    print_json,
+    print_message,
+    print_result,
+    progress,
+    table,
+)
 from rankfall.commands.verb import Call, command, verb
 from rankfall.option_types import LARGEST_COUNT, Count, Seed
 
@@ -70,8 +77,8 @@ def init(
 
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
-    with steps() as on_progress:
-        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=on_progress)
+    with Display() as display:
+        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=stepper(display.show))
     if not draft.problems:
         _check(draft.files)
         _check_free(out, draft.files)
@@ -123,17 +130,14 @@ def _print(draft: Draft, out: Path) -> None:
 
 
 def _table(draft: Draft) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     assert draft.guesses is not None
     assert draft.sample is not None
-    table = Table("column", "values", "role", "confidence", "guessed from", title=None)
+    rows = []
     for name, guess in draft.guesses.of.items():
         facts = draft.sample.facts[name]
         values = f"{facts.kind}: {', '.join(facts.examples)}" if facts.examples else facts.kind
-        table.add_row(*map(escape, (name, values, guess.role, guess.confidence, guess.why)))
-    return table
+        rows.append((name, values, guess.role, guess.confidence, guess.why))
+    return table(["column", "values", "role", "confidence", "guessed from"], rows)
 
 
 def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
@@ -182,19 +186,14 @@ def simulate(call: Call, as_json: bool = False) -> None:
 
 
 def _stages(summary: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("stage")
-    table.add_column("rows logged", justify="right")
-    table.add_column("per request", justify="right")
+    columns = ["stage", ">rows logged", ">per request"]
     if any("kept" in counts for counts in summary["stages"].values()):
-        table.add_column("kept in impressions", justify="right")
-        table.add_column("per request", justify="right")
-    for name, counts in summary["stages"].items():
-        cells = [text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}")]
-        table.add_row(name, *cells)
-    return table
+        columns += [">kept in impressions", ">per request"]
+    rows = [
+        [name, *(text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}"))]
+        for name, counts in summary["stages"].items()
+    ]
+    return table(columns, rows)
 
 
 @command(
@@ -249,7 +248,6 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
     from rankfall.reporting.inspection import warning_blocks
-    from rankfall.reporting.terminal import show
 
     ranking_data = RankingData.load(path, verify=verify)
     warnings = find_warnings(ranking_data)
@@ -257,7 +255,7 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
         print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
     else:
         print_result(lists_table(ranking_data.manifest, path))
-        print_result(show(warning_blocks(warnings)))
+        print_result(warning_blocks(warnings))
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bool) -> None:
@@ -273,9 +271,8 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
         print_json(inspection.to_json())
         return
     from rankfall.reporting.inspection import inspection_blocks
-    from rankfall.reporting.terminal import show
 
-    print_result(show(inspection_blocks(inspection)))
+    print_result(list(inspection_blocks(inspection)))
     if inspection.skipped:
         for line in skipped_lines(inspection.skipped):
             print_result(line)
@@ -329,7 +326,6 @@ def examination(
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.examination import estimate_examination
     from rankfall.reporting.inspection import examination_blocks
-    from rankfall.reporting.terminal import show
 
     if out is not None and out.exists() and not force:
         raise RankfallError(f"out: {out} exists already; --force replaces it")
@@ -352,6 +348,6 @@ def examination(
     if as_json:
         print_json(curve.to_json())
         return
-    print_result(show(examination_blocks(curve)))
+    print_result(examination_blocks(curve))
     if out is not None:
         print_message(f"wrote {out}")

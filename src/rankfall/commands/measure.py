@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.terminal import print_figures, print_json, print_message, print_result, write_page_figures
+from rankfall.commands.terminal import (
+    print_figures,
+    print_json,
+    print_message,
+    print_result,
+    print_warnings,
+    write_page_figures,
+)
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -55,7 +62,6 @@ def evaluate(
     from rankfall.reporting.diagnosis import diagnosis_blocks
     from rankfall.reporting.funnel import funnel_of_summary
     from rankfall.reporting.run import evaluation_blocks
-    from rankfall.reporting.terminal import show
     from rankfall.studies.evaluate import evaluation_files
     from rankfall.training.run_directory import REPORT
 
@@ -74,9 +80,9 @@ def evaluate(
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
-    print_result(show(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]]))))
+    print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
     if diagnosis:
-        print_result(show(diagnosis_blocks(diagnosis)))
+        print_result(diagnosis_blocks(diagnosis))
     if directory is None:
         print_message(f"{run} was not changed; --out DIR writes this result")
         return
@@ -116,18 +122,16 @@ def plan(call: Call, as_json: bool = False) -> None:
     leaves the run as it is.
     """
     result: PlanResult = call()
-    for text in result.warnings:
-        print_message(f"warning: {text}")
+    print_warnings(result.warnings)
     if as_json:
         print_json(result.to_json())
         return
     from rankfall.reporting.diagnosis import plan_blocks
-    from rankfall.reporting.terminal import show
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 
     run, out, chosen = call["run"], call["out"], result.chosen
-    print_result(show(plan_blocks(result)))
+    print_result(plan_blocks(result))
     quotas = " ".join(chosen.train_overrides)
     print_result(f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}")
     print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")

@@ -6,22 +6,22 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.table import Column, Table
 
 from rankfall import api
 from rankfall.api.shared import Display
 from rankfall.commands.terminal import (
-    interruptible,
+    PLAIN,
     print_error,
     print_json,
     print_message,
     print_result,
-    stoppable,
+    stoppable_work,
+    table,
 )
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankfall.api import CleaningResult
     from rankfall.online.join_results import DayReport, JoinResult
 
@@ -41,11 +41,7 @@ def collect(call: Call, as_json: bool = False) -> None:
     acknowledged after their records are on disk: the command can be killed and run again. With --follow it connects
     again if the broker was down. Messages that hold no records are counted, and kept in DIR/rejected.
     """
-    with (
-        interruptible(lambda: f"the same command continues {call['out']}"),
-        Display() as display,
-        stoppable(lambda: display.note("stopping; press Ctrl-C again to stop at once")) as stop,
-    ):
+    with stoppable_work(lambda: f"the same command continues {call['out']}") as (display, stop):
         result = call(display, stop=stop)
     if as_json:
         print_json(result.to_json())
@@ -83,11 +79,7 @@ def join(call: Call, as_json: bool = False) -> None:
     model received, the day is not closed.
     """
     out = call["out"]
-    with (
-        interruptible(lambda: f"the same command continues {out}"),
-        Display() as display,
-        stoppable(lambda: display.note("stopping; press Ctrl-C again to stop at once")) as stop,
-    ):
+    with stoppable_work(lambda: f"the same command continues {out}") as (display, stop):
         result: JoinResult = call(display, on_day=lambda report: _show_day(report, display), stop=stop)
     if as_json:
         print_json(result.to_json())
@@ -116,14 +108,9 @@ def _show_day(report: DayReport, display: Display) -> None:
 
 
 def _days_table(rows: list[dict[str, Any]]) -> Table:
-    from rankfall.reporting.terminal import plain_table
-
-    table = plain_table(gap=2)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "day" else "right")
-    for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in row.values()))
-    return table
+    columns = [name if name == "day" else f">{name}" for name in rows[0]]
+    cells = [(value if isinstance(value, str) else f"{value:,}" for value in row.values()) for row in rows]
+    return table(columns, cells, **PLAIN)
 
 
 @verb(
@@ -159,15 +146,9 @@ def clean(call: Call, as_json: bool = False) -> None:
 
 
 def _leftovers_table(result: CleaningResult) -> Table:
-    from rich.text import Text
-
-    from rankfall.reporting.terminal import plain_table
-
-    table = plain_table(gap=2)
-    table.add_column("leftover", overflow="fold")
-    table.add_column("bytes", justify="right")
-    table.add_column("would be" if result.dry_run else "was")
-    for one in result.leftovers:
-        action = one.action if one.action == "removed" else f"restored as {one.final.name}"
-        table.add_row(Text(str(one.path)), f"{one.bytes:,}", Text(action))
-    return table
+    rows = [
+        (str(one.path), f"{one.bytes:,}", one.action if one.action == "removed" else f"restored as {one.final.name}")
+        for one in result.leftovers
+    ]
+    action = "would be" if result.dry_run else "was"
+    return table([Column("leftover", overflow="fold"), ">bytes", action], rows, **PLAIN)

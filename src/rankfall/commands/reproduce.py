@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from rankfall import api
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
 from rankfall.commands.terminal import (
+    PLAIN,
     exit_for_failures,
     interruptible,
     print_json,
     print_message,
     print_result,
+    table,
 )
 from rankfall.commands.verb import Call, verb
 
@@ -105,12 +106,11 @@ def _source(reproduction: Reproduction, data: str | None) -> DataSource:
 
 def _show(result: ReproductionResult) -> None:
     from rankfall.reporting.comparison import comparison_blocks
-    from rankfall.reporting.terminal import show
 
     report = result.report
     for title, comparison in report.comparisons:
         _show_title(title)
-        print_result(show(comparison_blocks(comparison)))
+        print_result(comparison_blocks(comparison))
     for sheet in report.sheets:
         _show_sheet(sheet)
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
@@ -128,16 +128,17 @@ def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
     from rankfall.reporting.terminal import FoldedTable
 
     _show_title(sheet.title)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.show_edge, table.pad_edge, table.padding = False, False, (0, 2, 0, 0)
-    for number, column in enumerate(sheet.columns):
-        table.add_column(column, style="cyan" if number == 0 else None, no_wrap=column != wrapped)
+    columns = [
+        Column(name, style="cyan" if number == 0 else "", no_wrap=name != wrapped)
+        for number, name in enumerate(sheet.columns)
+    ]
+    made = table(columns, [], **PLAIN)
     for row in sheet.rows:
         if row:
-            table.add_row(*row)
+            made.add_row(*row)
         else:
-            table.add_section()
-    print_result(table if wrapped else FoldedTable(table))
+            made.add_section()
+    print_result(made if wrapped else FoldedTable(made))
 
 
 def _list(as_json: bool) -> None:
