@@ -181,16 +181,16 @@ def _function_of(item: pytest.Item) -> str:
 
 
 def _correctness(items: list[pytest.Item]) -> str:
-    from rankfall.commands.methods import METHODS, Kind, find_methods
+    from rankfall.commands.methods import METHODS, find_methods
 
     found = _witnesses(items)
     methods = {kind: find_methods(kind) for kind in METHODS}
     doctests = sum(isinstance(item, DoctestItem) for item in items)
     counts = [
-        f"| {len(methods[Kind.OPERATOR])} | operators |",
-        f"| {len(methods[Kind.LOSS])} | losses |",
-        f"| {len(methods[Kind.OBJECTIVE])} | objectives of a cascade |",
-        f"| {len(methods[Kind.METRIC])} | metrics and tests of significance |",
+        f"| {len(methods['operator'])} | operators |",
+        f"| {len(methods['loss'])} | losses |",
+        f"| {len(methods['objective'])} | objectives of a cascade |",
+        f"| {len(methods['metric'])} | metrics and tests of significance |",
         f"| {len(items) - doctests} | test cases |",
         f"| {sum(sum(of.values()) for of in found.values())} | of them compared with an independent witness |",
         f"| {doctests} | examples in doc strings, which are run as tests |",

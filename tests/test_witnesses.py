@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import data, losses, metrics, objectives, ops
-from rankfall.commands.methods import METHODS, Kind, find_methods
+from rankfall.commands.methods import METHODS, find_methods
 
 if TYPE_CHECKING:
     from collections import Counter
+
+    from rankfall.register import Kind
 
 
 @pytest.mark.parametrize("kind", METHODS)

@@ -39,11 +39,11 @@ class ConfigError(RankfallError):
 
 
 class OptionError(RankfallError):
-    """A wrong option inside a section; `keys` leads to it."""
+    """A wrong option inside a section; `keys` is its key, part by part."""
 
-    def __init__(self, message: str, *path: str) -> None:
+    def __init__(self, message: str, *keys: str) -> None:
         super().__init__(message)
-        self.keys = path
+        self.keys = keys
 
     def inside(self, key: str) -> OptionError:
         """Return the same error for a section that is itself under a key."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,12 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from rich.console import RenderableType
     from rich.progress import Task, TaskID
-
-    OnProgress = Callable[[str, int, int | None], None]
 
 FIRST_LINE = 5.0  # seconds until the first line, so that short work prints none
 NEXT_LINE = 60.0  # seconds between lines
@@ -101,17 +98,3 @@ def progress(*, console: Console | None = None, clock: Callable[[], float] | Non
         disable=not console.is_terminal,
         transient=True,
     )
-
-
-@contextmanager
-def steps() -> Iterator[OnProgress]:
-    """Yield a function that shows the progress of a step: its name, the amount done, and the total if it is known."""
-    tasks: dict[str, TaskID] = {}
-    with progress() as bar:
-
-        def on_progress(step: str, done: int, total: int | None) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total)
-            bar.update(tasks[step], completed=done)
-
-        yield on_progress

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rankfall import losses, metrics, models, objectives, ops
-from rankfall.commands.methods import PAPERS, Kind, Method, cited, default_text, find_methods
+from rankfall.commands.methods import PAPERS, Method, cited, default_text, find_methods
 from rankfall.component_docs import option_docs
 from rankfall.metrics.named import forms
+from rankfall.register import KINDS
 from rankfall.registry import names
 from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 from support.command_line import run
@@ -42,7 +43,7 @@ def test_methods_of_one_kind_with_their_papers(capsys: pytest.CaptureFixture[str
 
 
 def everything() -> list[Method]:
-    return [method for kind in Kind for method in find_methods(kind)]
+    return [method for kind in KINDS for method in find_methods(kind)]
 
 
 def test_every_citation_has_a_reference() -> None:
@@ -51,7 +52,7 @@ def test_every_citation_has_a_reference() -> None:
 
 
 def test_every_operator_cites_a_paper() -> None:
-    assert [method.name for method in find_methods(Kind.OPERATOR) if not method.papers] == []
+    assert [method.name for method in find_methods("operator") if not method.papers] == []
 
 
 def test_every_paper_is_cited() -> None:
@@ -117,7 +118,7 @@ def test_metrics_are_found_by_their_names_in_configurations(
 
 
 def test_every_metric_of_configurations_is_listed_and_defined(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = find_methods(Kind.METRIC)
+    listed = find_methods("metric")
     assert sorted(name for method in listed for name in method.names) == sorted(forms())
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     of_cascades = ("STAGE/lost", "STAGE/alone/ndcg_published@k", "STAGE/alone/ndcg_value@k")

@@ -149,6 +149,7 @@ def tune(
 
     search, directory = load_search(config, override_words(overrides)), Path(out)
     from rankfall.reporting.files import shown_in  # after the configuration, whose errors need no torch
+    from rankfall.reporting.inspection import search_chart
 
     options: dict[str, Any] = {"trials": trials, "timeout": timeout, "seed": seed, "jobs": jobs}
     in_this_process = jobs in (None, 1) and engine == "local"
@@ -159,8 +160,9 @@ def tune(
         stop_at_ctrl_c(stop if in_this_process or stop is not None else lambda: False) as stopping,
     ):
         result = _search(search, directory, report, on_notice, engine=opened, stop=stopping, **options)
-    _draw_search(result, directory, on_notice)
-    issue(_search_warnings(result), on_notice)
+    write_figures({"search": search_chart(result, directory.name)}, directory, on_notice)
+    failed = [f"trial {trial.trial} failed: {trial.error}" for trial in result.trials if trial.state == "failed"]
+    issue([*failed, *(["no trial was completed"] if result.best is None else [])], on_notice)
     return shown_in(result, directory)
 
 
@@ -201,17 +203,3 @@ def _search(
         )
     except Stopped:
         raise KeyboardInterrupt(f"the same call continues the search in {out}") from None
-
-
-def _draw_search(result: SearchResult, out: Path, on_notice: OnNotice) -> None:
-    from rankfall.reporting.inspection import search_chart
-
-    chart = search_chart(result, out.name)
-    if chart is not None:
-        write_figures({"search": chart}, out, on_notice)
-
-
-def _search_warnings(result: SearchResult) -> list[str]:
-    failed = [trial for trial in result.trials if trial.state == "failed"]
-    none = ["no trial was completed"] if result.best is None else []
-    return [*(f"trial {trial.trial} failed: {trial.error}" for trial in failed), *none]

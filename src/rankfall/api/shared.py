@@ -236,13 +236,14 @@ def requires_extra(what: str, extra: str) -> Iterator[None]:
         ) from None
 
 
-def write_figures(plots: Mapping[str, Drawn], out: Path, on_notice: OnNotice) -> list[Path]:
+def write_figures(plots: Mapping[str, Drawn | None], out: Path, on_notice: OnNotice) -> list[Path]:
     """Write figures as PNG and SVG; without the library for PNG, say how to install it and write SVG only."""
     from rankfall.reporting.figures import SVG, MissingExtraError, save
 
     make_directory(out)
+    drawn = {name: plot for name, plot in plots.items() if plot is not None}
     try:
-        return save(plots, out)
+        return save(drawn, out)
     except MissingExtraError as error:
         on_notice(str(error))
-        return save(plots, out, formats=[SVG])
+        return save(drawn, out, formats=[SVG])

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
-from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn
+from rankfall.api import exporting, measuring
+from rankfall.api.shared import Progress, issue, override_words, reported, warn
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
@@ -67,27 +68,19 @@ class TrainedRun(StoredTables):
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
         """Evaluate the run; see :func:`rankfall.evaluate`."""
-        from rankfall.api.measuring import evaluate
-
-        return evaluate(self, split, **options)
+        return measuring.evaluate(self, split, **options)
 
     def diagnose(self, split: str = "test", **options: Any) -> Diagnosis:
         """Find out where and why the cascade loses relevant items; see :func:`rankfall.diagnose`."""
-        from rankfall.api.measuring import diagnose
-
-        return diagnose(self, split, **options)
+        return measuring.diagnose(self, split, **options)
 
     def plan(self, split: str = "test", **options: Any) -> PlanResult:
         """Find the quotas that keep most for their cost; see :func:`rankfall.plan`."""
-        from rankfall.api.measuring import plan
-
-        return plan(self, split, **options)
+        return measuring.plan(self, split, **options)
 
     def export(self, out: PathLike, **options: Any) -> Any:
         """Write the run as a bundle that can be served; see :func:`rankfall.export`."""
-        from rankfall.api.exporting import export
-
-        return export(self, out, **options)
+        return exporting.export(self, out, **options)
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``rankfall train --json`` prints."""
@@ -164,26 +157,25 @@ def train(
         raise RankfallError(f"found {workers} with the engine {engine}, expected the engine ray", "workers")
     if engine == "ray" and "WORLD_SIZE" in os.environ:
         raise RankfallError("processes are started either by torchrun or by Ray", "engine")
+    from rankfall.training.config.load_config import load_config
+
     words = [*override_words(overrides), *([] if seed is None else [f"training.seed={seed}"])]
-    read: Callable[[], TrainConfig] = partial(_read_config, config, words)
+    read: Callable[[], TrainConfig] = partial(load_config, config, words)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:  # several processes read it together, which needs torch
         settings = read()
         read = lambda: settings  # noqa: E731
     work = partial(_train_by_ray, workers=workers) if engine == "ray" else _train_here
     from rankfall.training.run_directory import Stopped
 
-    notes = on_notice if os.environ.get("RANK", "0") == "0" else _ignore
-    with stop_at_ctrl_c(stop) as stopping, verification(verify, notes):
+    first = os.environ.get("RANK", "0") == "0"
+    options: dict[str, Any] = {"force": force, "resume": resume, "timeout": timeout, "on_notice": on_notice}
+    with (
+        stop_at_ctrl_c(stop) as stopping,
+        verification(verify, on_notice if first else _ignore),
+        reported(progress if first else False) as report,
+    ):
         try:
-            run, first = work(
-                read,
-                Path(out),
-                existing={"force": force, "resume": resume},
-                timeout=timeout,
-                progress=progress,
-                on_notice=on_notice,
-                stop=stopping,
-            )
+            run, first = work(read, Path(out), report, stop=stopping, **options)
         except Stopped as stopped:
             if stop is not None:
                 raise
@@ -197,78 +189,43 @@ def _ignore(text: str) -> None:
     """Receive the notes of processes other than the first, which notes the same."""
 
 
-def _read_config(config: ConfigLike, words: list[str]) -> TrainConfig:
-    from rankfall.training.config.load_config import load_config
-
-    return load_config(config, words)
-
-
 def _train_here(
     read: Callable[[], TrainConfig],
     out: Path,
+    report: Callable[[Progress], object],
     *,
-    existing: Mapping[str, bool],
     timeout: float,
-    progress: ProgressLike,
-    on_notice: OnNotice,
-    stop: Callable[[], int],
+    force: bool,
+    **options: Any,
 ) -> tuple[TrainedRun, bool]:
     """Return the run, and whether this is the process that reports it."""
-    with reported(progress if os.environ.get("RANK", "0") == "0" else False) as report:
-        report(Progress("loading torch"))
-        from rankfall.training.distributed.group import is_first_start, joined
-        from rankfall.training.methods import train
-        from rankfall.training.run_directory import mark_for_replacement
+    report(Progress("loading torch"))
+    from rankfall.training.distributed.group import is_first_start, joined
+    from rankfall.training.methods import train
+    from rankfall.training.run_directory import mark_for_replacement
 
-        if existing["force"] and is_first_start():
-            mark_for_replacement(out)
-        with joined(timeout) as group:
-            report(Progress("opening the data"))
-            with group.together():
-                settings = read()
-            result = train(
-                settings,
-                out,
-                group=group,
-                progress=_step_report(report, settings),
-                on_notice=on_notice,
-                stop=stop,
-                force=existing["force"],
-                resume=existing["resume"],
-            )
-            warnings = _warnings(settings, report) if group.first else []
+    if force and is_first_start():
+        mark_for_replacement(out)
+    with joined(timeout) as group:
+        report(Progress("opening the data"))
+        with group.together():
+            settings = read()
+        progress = _step_report(report, settings)
+        result = train(settings, out, group=group, progress=progress, force=force, **options)
+        warnings = _warnings(settings, report) if group.first else []
     return TrainedRun(settings, result, settings.training.metric, warnings, out), group.first
 
 
 def _train_by_ray(
-    read: Callable[[], TrainConfig],
-    out: Path,
-    *,
-    workers: int | None,
-    existing: Mapping[str, bool],
-    timeout: float,
-    progress: ProgressLike,
-    on_notice: OnNotice,
-    stop: Callable[[], int],
+    read: Callable[[], TrainConfig], out: Path, report: Callable[[Progress], object], **options: Any
 ) -> tuple[TrainedRun, bool]:
-    from rankfall._engine import Ray
+    from rankfall._engine import open_ray
     from rankfall.training.distributed.ray_backend import train_by_ray
 
     settings = read()
-    with opened_engine("ray") as ray, reported(progress) as report:
-        assert isinstance(ray, Ray)
+    with open_ray() as ray:
         report(Progress("opening the data"))
-        result = train_by_ray(
-            settings,
-            out,
-            ray,
-            workers=workers,
-            timeout=timeout,
-            progress=_step_report(report, settings),
-            on_notice=on_notice,
-            stop=stop,
-            **existing,
-        )
+        result = train_by_ray(settings, out, ray, progress=_step_report(report, settings), **options)
         warnings = _warnings(settings, report)
     return TrainedRun(settings, result, settings.training.metric, warnings, out), True
 

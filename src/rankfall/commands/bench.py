@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from annotated_types import Ge, Le
+from rich.table import Column, Table
 from rich.text import Text
 
-from rankfall.commands.options import MAX_NUMBER, MAX_SECONDS, AsJson, finite, quick_option
-from rankfall.commands.terminal import examples, print_json, print_message, print_result, progress, requires_extra
+from rankfall.commands.terminal import print_json, print_message, print_result, progress, requires_extra, table
+from rankfall.commands.verb import command, group
+from rankfall.option_types import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,45 +23,34 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.timing import Row
 
 MIN_SIZE = 20
-
-app = typer.Typer(
-    name="bench",
-    epilog=examples(
-        "rankfall bench ops --quick",
-        "rankfall bench serve --keep bundles",
-        "rankfall bench ops --json > bench.json",
-    ),
-)
+_QUICK = {"help": "Run a reduced version: little data, k = 10, one thread, no memory."}
 
 
-def _sizes_option(default: str) -> Any:
-    return typer.Option("--sizes", help="List lengths, separated by commas.", show_default=default)
-
-
-Sizes = Annotated[str | None, _sizes_option("50 to 100,000")]
-StepSizes = Annotated[str | None, _sizes_option("40 to 5,000")]
-Quick = Annotated[bool, quick_option("little data, k = 10, one thread, no memory")]
-
-
-@app.callback()
-def bench() -> None:
-    """Measure the cost of operators, losses, loading, training steps and the service."""
-
-
-@app.command(epilog=examples("rankfall bench ops --quick", "rankfall bench ops --json > bench.json"))
-def ops(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+@command("rankfall bench ops --quick", "rankfall bench ops --json > bench.json", quick=_QUICK)
+def ops(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
     """Measure forward + backward of every operator.
 
     All operators run in turns with the floors torch.sigmoid, torch.topk and torch.sort. Times are medians: CPU time on
     one thread, and wall time on all threads. Memory is the peak of a fresh process. A batch has 128 lists of n items;
     batches of long lists have fewer lists.
+
+    Args:
+        sizes: List lengths, separated by commas. Default: 50 to 100,000.
+        quick: Run a reduced version.
+        as_json: Print the result as JSON.
     """
     _functions("ops", sizes, quick, as_json)
 
 
-@app.command(epilog=examples("rankfall bench losses --sizes 100,1000,10000"))
-def losses(sizes: Sizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
-    """Measure forward + backward of every loss, with the same method as `rankfall bench ops`."""
+@command("rankfall bench losses --sizes 100,1000,10000", quick=_QUICK)
+def losses(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
+    """Measure forward + backward of every loss, with the same method as `rankfall bench ops`.
+
+    Args:
+        sizes: List lengths, separated by commas. Default: 50 to 100,000.
+        quick: Run a reduced version.
+        as_json: Print the result as JSON.
+    """
     _functions("losses", sizes, quick, as_json)
 
 
@@ -76,8 +67,8 @@ def _functions(kind: Literal["ops", "losses"], sizes: str | None, quick: bool, a
         _show_cases(rows)
 
 
-@app.command(epilog=examples("rankfall bench loader --quick"))
-def loader(quick: Quick = False, as_json: AsJson = False) -> None:
+@command("rankfall bench loader --quick", quick=_QUICK)
+def loader(quick: bool = False, as_json: bool = False) -> None:
     """Measure how fast impressions are loaded, beside a plain copy of the same file, on one thread."""
     from rankfall.benchmarks import loader
 
@@ -89,13 +80,18 @@ def loader(quick: Quick = False, as_json: AsJson = False) -> None:
         print_result(_table(rows))
 
 
-@app.command(epilog=examples("rankfall bench step --sizes 40,200"))
-def step(sizes: StepSizes = None, quick: Quick = False, as_json: AsJson = False) -> None:
+@command("rankfall bench step --sizes 40,200", quick=_QUICK)
+def step(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
     """Measure a training step.
 
     The step trains two stages with LCRON and each operator, in turns with binary cross entropy. The objective is
     measured alone first, then together with a two-tower model and a DIN. A batch has 128 lists of n items; batches
     of long lists have fewer lists where the cost grows with the square of n.
+
+    Args:
+        sizes: List lengths, separated by commas. Default: 40 to 5,000.
+        quick: Run a reduced version.
+        as_json: Print the result as JSON.
     """
     from rankfall.benchmarks import step
 
@@ -114,22 +110,17 @@ def step(sizes: StepSizes = None, quick: Quick = False, as_json: AsJson = False)
         print_result(_table(whole))
 
 
-@app.command(epilog=examples("rankfall bench serve --keep bundles", "rankfall bench serve bundle --seconds 5 --json"))
+@command(
+    "rankfall bench serve --keep bundles",
+    "rankfall bench serve bundle --seconds 5 --json",
+    bundle={"argument": "BUNDLE"},
+)
 def serve(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="A bundle.", show_default="a simulated one")
-    ] = None,
-    items: Annotated[
-        int, typer.Option(min=1000, max=MAX_NUMBER, help="Number of items of a simulated bundle.")
-    ] = 1_000_000,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, max=MAX_SECONDS, callback=finite, help="Duration of each turn in seconds.")
-    ] = 3.0,
-    keep: Annotated[
-        Path | None,
-        typer.Option(help="Directory that keeps simulated bundles for reuse.", show_default="temporary"),
-    ] = None,
-    as_json: AsJson = False,
+    bundle: Path | None = None,
+    items: Annotated[int, Ge(1000), Le(LARGEST_COUNT)] = 1_000_000,
+    seconds: Annotated[float, Ge(0.1), Le(1e9)] = 3.0,
+    keep: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Measure a service, and its overhead over the same calls of the bundle in one process.
 
@@ -137,6 +128,13 @@ def serve(
     32 requests per call. Turns of the service alternate with calls of the bundle. The service runs with one compute
     thread, as the bundle does, and with its default. The simulated bundle has two stages, which keep 200 and 20 items,
     and sequences of up to 50 events; creating it takes a minute.
+
+    Args:
+        bundle: A bundle. Default: a simulated one.
+        items: Number of items of a simulated bundle.
+        seconds: Duration of each turn in seconds.
+        keep: Directory that keeps simulated bundles for reuse. Default: temporary.
+        as_json: Print the result as JSON.
     """
     with requires_extra("bench serve", "serve"):
         from rankfall.benchmarks import serve as serving
@@ -150,6 +148,19 @@ def serve(
         _print_json("serve", bundle=bundle.name, seconds=seconds, rows=rows)
         return
     print_result(_table(rows))
+
+
+app = group(
+    "bench",
+    "Measure the cost of operators, losses, loading, training steps and the service.",
+    ["rankfall bench ops --quick", "rankfall bench serve --keep bundles", "rankfall bench ops --json > bench.json"],
+    ops,
+    losses,
+    loader,
+    step,
+    serve,
+    no_args_is_help=False,
+)
 
 
 # --- options and output -------------------------------------------------------------------------------------------
@@ -201,17 +212,14 @@ def _show_cases(rows: Sequence[Row]) -> None:
 
 def _table(rows: Sequence[Any], hidden: Sequence[str] = ()) -> Table:
     """Return a table of dataclasses with a column per field, without those that are empty."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
     cells = [dict(_cells(asdict(row))) for row in rows]
     shown = [name for name in dict.fromkeys(name for row in cells for name in row) if name not in hidden]
     shown = [name for name in shown if any(row.get(name) for row in cells)]
-    for name in shown:
-        table.add_column(
-            name.replace("_", " "), justify="left" if name == "name" else "right", no_wrap=True, header_style="dim"
-        )
-    for row in cells:
-        table.add_row(*(row.get(name, "") for name in shown))
-    return table
+    columns = [
+        Column(name.replace("_", " "), justify="left" if name == "name" else "right", no_wrap=True, header_style="dim")
+        for name in shown
+    ]
+    return table(columns, [[row.get(name, "") for name in shown] for row in cells], box=None, padding=(0, 2, 0, 0))
 
 
 def _cells(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

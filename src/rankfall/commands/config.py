@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
 import typer
 
-from rankfall.commands.options import AsJson, Config, Overrides
-from rankfall.commands.terminal import examples, print_error, print_json, print_message
-
-app = typer.Typer(
-    name="config",
-    no_args_is_help=True,
-    help="Check a configuration and print it with its defaults, or print the JSON schema.",
-    epilog=examples("rankfall config show config.yaml loss.tau=0.5", "rankfall config schema"),
-)
+from rankfall.commands.terminal import print_error, print_json, print_message
+from rankfall.commands.verb import command, group
 
 
-class Kind(StrEnum):
-    """Kind of a file that has a schema."""
-
-    TRAINING = "training"
-    RANKER = "ranker"
-    CASCADE = "cascade"
-    SPEC = "spec"
-
-
-@app.command("show", epilog=examples("rankfall config show config.yaml", "rankfall config show config.yaml loss.k=5"))
-def show(
-    config: Config,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
+@command("rankfall config show config.yaml", "rankfall config show config.yaml loss.k=5")
+def show(config: Path, overrides: Sequence[str] = (), as_json: bool = False) -> None:
     """Check a configuration and print it as YAML with all defaults, including those of models, loss or objective.
 
     Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
@@ -42,7 +22,7 @@ def show(
     """
     from rankfall._config import to_yaml
 
-    content = _content(config, overrides or [])
+    content = _content(config, overrides)
     from rankfall.training.cascade_loaders import data_problems  # after the errors of the configuration
 
     if as_json:
@@ -56,7 +36,7 @@ def show(
         raise typer.Exit(1)
 
 
-def _content(path: Path, overrides: list[str]) -> dict[str, Any]:
+def _content(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Validate a file of any kind and return its content with defaults."""
     from rankfall._config import read_yaml
     from rankfall.studies.comparison_plan import check_comparison, errors_of, load_comparison
@@ -91,15 +71,13 @@ def _without_empty_sections(content: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if value not in ({}, [], None)}
 
 
-@app.command(
-    "schema", epilog=examples("rankfall config schema > rankfall.schema.json", "rankfall config schema --kind spec")
-)
-def schema(
-    kind: Annotated[
-        Kind, typer.Option(help="Schema of any training configuration, of a ranker, of a cascade, or of a log's spec.")
-    ] = Kind.TRAINING,
-) -> None:
-    """Print the JSON schema of configurations, for completion and checks in editors."""
+@command("rankfall config schema > rankfall.schema.json", "rankfall config schema --kind spec")
+def schema(kind: Literal["training", "ranker", "cascade", "spec"] = "training") -> None:
+    """Print the JSON schema of configurations, for completion and checks in editors.
+
+    Args:
+        kind: Schema of any training configuration, of a ranker, of a cascade, or of a log's spec.
+    """
     from pydantic import TypeAdapter
 
     from rankfall.data.impressions.spec import Spec
@@ -107,10 +85,19 @@ def schema(
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.config.ranker_config import RankerConfig
 
-    described: dict[Kind, Any] = {
-        Kind.TRAINING: TrainConfig,
-        Kind.RANKER: RankerConfig,
-        Kind.CASCADE: CascadeConfig,
-        Kind.SPEC: Spec,
+    described: dict[str, Any] = {
+        "training": TrainConfig,
+        "ranker": RankerConfig,
+        "cascade": CascadeConfig,
+        "spec": Spec,
     }
     print_json(TypeAdapter(described[kind]).json_schema())
+
+
+app = group(
+    "config",
+    "Check a configuration and print it with its defaults, or print the JSON schema.",
+    ["rankfall config show config.yaml loss.tau=0.5", "rankfall config schema"],
+    show,
+    schema,
+)

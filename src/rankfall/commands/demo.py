@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from annotated_types import Ge, Le
 
 from rankfall._errors import STOP_SIGNALS, RankfallError
-from rankfall.commands.options import AsJson, Force, Seed, quick_option
 from rankfall.commands.terminal import (
     print_json,
     print_message,
@@ -18,8 +18,9 @@ from rankfall.commands.terminal import (
     progress,
     requires_extra,
     stoppable,
-    with_examples,
 )
+from rankfall.commands.verb import command
+from rankfall.option_types import Seed
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import locked, scratch_directory
 from rankfall.storage.manifests import MANIFEST
@@ -27,10 +28,10 @@ from rankfall.storage.manifests import MANIFEST
 if TYPE_CHECKING:
     from rankfall.studies.results import ComparisonResult
 
-LOOP_DAYS, MAX_DAYS = 4, 1000
+LOOP_DAYS = 4
 
 
-@with_examples(
+@command(
     "rankfall demo",
     "rankfall demo --out demo --seed 1",
     "rankfall demo --quick --json",
@@ -38,18 +39,13 @@ LOOP_DAYS, MAX_DAYS = 4, 1000
     "rankfall demo --loop --out loop --days 8",
 )
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="Output directory.", show_default="not kept")] = None,
+    out: Path | None = None,
     seed: Seed = 0,
-    force: Force = False,
-    quick: Annotated[bool, quick_option("a few hundred impressions, in seconds")] = False,
-    loop: Annotated[
-        bool, typer.Option("--loop", help="Serve simulated users and learn from them, day after day, as processes.")
-    ] = False,
-    days: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_DAYS, help="Days to serve, with --loop.", show_default=str(LOOP_DAYS)),
-    ] = None,
-    as_json: AsJson = False,
+    force: bool = False,
+    quick: bool = False,
+    loop: bool = False,
+    days: Annotated[int, Ge(1), Le(1000)] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Simulate a platform, train two methods on its log, and compare them.
 
@@ -63,6 +59,15 @@ def demo(
     day to the log, rankfall stream learns from it, and the service loads the new bundle. The table shows what the model
     of each day reaches: joint recall of the truly best items, and reward, the effective views per request. Ctrl-C ends
     all processes; the same command with the same --out continues.
+
+    Args:
+        out: Output directory. Default: not kept.
+        seed: Random seed.
+        force: Replace existing output.
+        quick: Run a reduced version: a few hundred impressions, in seconds.
+        loop: Serve simulated users and learn from them, day after day, as processes.
+        days: Days to serve, with --loop. Default: 4.
+        as_json: Print the result as JSON.
     """
     if loop:
         _demo_loop(out, seed, force, quick, LOOP_DAYS if days is None else days, as_json)
@@ -82,9 +87,8 @@ def demo(
         print_json(result.to_json())
     else:
         from rankfall.reporting.comparison import comparison_blocks
-        from rankfall.reporting.terminal import show
 
-        print_result(show(comparison_blocks(result)))
+        print_result(comparison_blocks(result))
     if out is not None:
         print_message(
             f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Column, Table
+
 from rankfall import api
-from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import print_json, print_message, print_result
+from rankfall.commands.terminal import print_json, print_message, print_result, table
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankfall.api import ExportedBundle
 
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
         "repeatable.",
     },
 )
-def export(call: Call, as_json: AsJson = False) -> None:
+def export(call: Call, as_json: bool = False) -> None:
     """Export a trained cascade as a bundle that can be served.
 
     The bundle holds ONNX graphs of the best weights, an index of the items and their features. Before it is
@@ -68,30 +67,23 @@ def _show(manifest: dict[str, Any], out: Path) -> None:
 
 
 def _table(manifest: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("stage", style="cyan")
-    table.add_column("keeps", justify="right")
-    table.add_column("served by")
-    table.add_column("index recall", justify="right")
-    table.add_column("MB", justify="right")
-    for stage in manifest["stages"]:
-        recall = f"{stage['index']['recall']:.4f}" if "index" in stage else ""
-        size = _megabytes(manifest, f"stages/{stage['name']}/")
-        table.add_row(stage["name"], f"{stage['quota']:,}", _served_by(stage), recall, size)
-    return table
+    rows = [
+        (
+            stage["name"],
+            f"{stage['quota']:,}",
+            _served_by(stage),
+            f"{stage['index']['recall']:.4f}" if "index" in stage else "",
+            _megabytes(manifest, f"stages/{stage['name']}/"),
+        )
+        for stage in manifest["stages"]
+    ]
+    return table([Column("stage", style="cyan"), ">keeps", "served by", ">index recall", ">MB"], rows)
 
 
 def _measured_table(measured: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="relevant items over all exported items", title_justify="left")
-    table.add_column("stage", style="cyan")
-    for name in ("items", "keeps", "kept", "95 % interval", "chance", "lost", "of losses", "left"):
-        table.add_column(name, justify="right")
-    for stage in measured["stages"]:
-        table.add_row(
+    names = (">items", ">keeps", ">kept", ">95 % interval", ">chance", ">lost", ">of losses", ">left")
+    rows = [
+        (
             stage["stage"],
             f"{stage['entered']:,.0f}",
             f"{stage['quota']:,}",
@@ -102,7 +94,9 @@ def _measured_table(measured: dict[str, Any]) -> Table:
             _share(stage["loss_share"]["value"]),
             _share(stage["survived"]["value"]),
         )
-    return table
+        for stage in measured["stages"]
+    ]
+    return table([Column("stage", style="cyan"), *names], rows, title="relevant items over all exported items")
 
 
 def _measured_lines(measured: dict[str, Any]) -> list[str]:

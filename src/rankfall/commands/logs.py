@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from rankfall import api
 from rankfall._errors import RankfallError
-from rankfall._progress import steps
-from rankfall.commands.options import MAX_NUMBER, AsJson, Force, NoVerify, Seed, existing_source, noting, table_option
+from rankfall.api.shared import Display, stepper
+from rankfall.commands.options import TABLE, existing_source, noting
 from rankfall.commands.prepare import lists_table, skipped_lines
-from rankfall.commands.terminal import print_error, print_json, print_message, print_result, progress, with_examples
-from rankfall.commands.verb import Call, verb
+from rankfall.commands.terminal import (
+    print_error,
+    print_json,
+    print_message,
+    print_result,
+    progress,
+    table,
+)
+from rankfall.commands.verb import Call, command, verb
+from rankfall.option_types import LARGEST_COUNT, Count, Seed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,43 +32,44 @@ if TYPE_CHECKING:
     from rankfall.data.sources.draft.draft_files import Draft
 
 
-@with_examples(
+_DAYS = {"metavar": "DAY or FIRST..LAST"}
+
+
+@command(
     "rankfall init shop.csv",
     "rankfall init 2024-*.parquet --out drafts",
     "rankfall init shop.csv --role request=sid --role label=bought --role ignore=debug",
     "rankfall init log/ --items videos.csv --users users.csv",
     "rankfall init log",
     "rankfall init train.txt vali.txt test.txt",
+    sources={"argument": "SRC...", "parser": existing_source},
+    out={"help": "Directory of the drafts."},
+    role={"metavar": "ROLE=COLUMN"},
+    items=TABLE,
+    users=TABLE,
 )
 def init(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SRC...",
-            parser=existing_source,
-            help="Files of rows (.csv, .jsonl, .parquet, .feather, .arrow, .ipc) or a directory of them, a "
-            "Delta table, s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Directory of the drafts.")] = Path(),
-    role: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ROLE=COLUMN",
-            help="The role of a column, if it cannot be guessed (repeatable): request, item, user, time, day, stage, "
-            "flag, rank, position, label, feedback, sequence, user_feature, context_feature, item_feature, ignore.",
-            show_default=False,
-        ),
-    ] = None,
-    items: Annotated[str | None, table_option("A table with features of items.")] = None,
-    users: Annotated[str | None, table_option("A table with features of users.")] = None,
-    as_json: AsJson = False,
+    sources: list[str],
+    out: Path = Path(),
+    role: list[str] | None = None,
+    items: str | None = None,
+    users: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Draft spec.yaml and config.yaml from the columns of your log.
 
     Roles of columns are guessed from their names and values. The drafts have comments that say what was guessed from
     what. Existing files are never replaced. If a role cannot be decided, nothing is written; --role decides it.
+
+    Args:
+        sources: Files of rows (.csv, .jsonl, .parquet, .feather, .arrow, .ipc) or a directory of them, a Delta table,
+            s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.
+        out: Directory of the drafts.
+        role: The role of a column, if it cannot be guessed (repeatable): request, item, user, time, day, stage, flag,
+            rank, position, label, feedback, sequence, user_feature, context_feature, item_feature, ignore.
+        items: A table with features of items.
+        users: A table with features of users.
+        as_json: Print the result as JSON.
     """
     from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
     from rankfall.storage.disk import make_directory
@@ -68,8 +77,8 @@ def init(
 
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
-    with steps() as on_progress:
-        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=on_progress)
+    with Display() as display:
+        draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=stepper(display.show))
     if not draft.problems:
         _check(draft.files)
         _check_free(out, draft.files)
@@ -121,17 +130,14 @@ def _print(draft: Draft, out: Path) -> None:
 
 
 def _table(draft: Draft) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     assert draft.guesses is not None
     assert draft.sample is not None
-    table = Table("column", "values", "role", "confidence", "guessed from", title=None)
+    rows = []
     for name, guess in draft.guesses.of.items():
         facts = draft.sample.facts[name]
         values = f"{facts.kind}: {', '.join(facts.examples)}" if facts.examples else facts.kind
-        table.add_row(*map(escape, (name, values, guess.role, guess.confidence, guess.why)))
-    return table
+        rows.append((name, values, guess.role, guess.confidence, guess.why))
+    return table(["column", "values", "role", "confidence", "guessed from"], rows)
 
 
 def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
@@ -160,7 +166,7 @@ def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
     layout={"help": "An impression log for training, or RecFlow's files for 'rankfall prepare recflow'."},
     relevant={"metavar": "FEEDBACK"},
 )
-def simulate(call: Call, as_json: AsJson = False) -> None:
+def simulate(call: Call, as_json: bool = False) -> None:
     """Simulate a platform and write the full-stage log of its cascade.
 
     Interests of users drift, items are uploaded and expire, and an imperfect cascade serves requests day by day. The
@@ -180,55 +186,37 @@ def simulate(call: Call, as_json: AsJson = False) -> None:
 
 
 def _stages(summary: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("stage")
-    table.add_column("rows logged", justify="right")
-    table.add_column("per request", justify="right")
+    columns = ["stage", ">rows logged", ">per request"]
     if any("kept" in counts for counts in summary["stages"].values()):
-        table.add_column("kept in impressions", justify="right")
-        table.add_column("per request", justify="right")
-    for name, counts in summary["stages"].items():
-        cells = [text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}")]
-        table.add_row(name, *cells)
-    return table
+        columns += [">kept in impressions", ">per request"]
+    rows = [
+        [name, *(text for count in counts.values() for text in (f"{count:,}", f"{count / summary['impressions']:.1f}"))]
+        for name, counts in summary["stages"].items()
+    ]
+    return table(columns, rows)
 
 
-@with_examples(
+@command(
     "rankfall data log",
     "rankfall data log --days 2024-01-13..2024-01-19",
     "rankfall data log --verify --json",
     "rankfall data mslr",
+    path={"argument": "DIR"},
+    days=_DAYS,
+    verify={"flag": "verify/--no-verify", "help": "Compare all files with their checksums first, or none."},
 )
-def data(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="An impression log, or ranking data of 'prepare letor'.", show_default=False
-        ),
-    ],
-    days: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DAY or FIRST..LAST", help="Only these days of a log (repeatable).", show_default="all days"
-        ),
-    ] = None,
-    verify: Annotated[
-        bool | None,
-        typer.Option(
-            "--verify/--no-verify",
-            help="Compare all files with their checksums first, or none.",
-            show_default="each file when it is read",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def data(path: Path, days: list[str] | None = None, verify: bool | None = None, as_json: bool = False) -> None:
     """Show the content of prepared data, and warn about common mistakes.
 
     For an impression log: days, stages, labels, features and behaviour sequences, then warnings with the days, features
     and figures concerned. Warnings do not change the exit code; data that cannot be read are an error. For ranking
     data: its splits, and warnings about lists from which nothing can be learned or measured.
+
+    Args:
+        path: An impression log, or ranking data of 'prepare letor'.
+        days: Only these days of a log (repeatable). Default: all days.
+        verify: Whether to compare all files with their checksums. Default: each file when it is read.
+        as_json: Print the result as JSON.
     """
     from rankfall.data.impressions.log import is_log
     from rankfall.data.lists.ranking_data import is_prepared
@@ -260,7 +248,6 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
     from rankfall.data.inspect.checks import find_list_warnings as find_warnings
     from rankfall.data.lists.ranking_data import RankingData
     from rankfall.reporting.inspection import warning_blocks
-    from rankfall.reporting.terminal import show
 
     ranking_data = RankingData.load(path, verify=verify)
     warnings = find_warnings(ranking_data)
@@ -268,7 +255,7 @@ def _ranking_data(path: Path, *, verify: bool | None, as_json: bool) -> None:
         print_json({**ranking_data.manifest, "warnings": [asdict(warning) for warning in warnings]})
     else:
         print_result(lists_table(ranking_data.manifest, path))
-        print_result(show(warning_blocks(warnings)))
+        print_result(warning_blocks(warnings))
 
 
 def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bool) -> None:
@@ -284,84 +271,71 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
         print_json(inspection.to_json())
         return
     from rankfall.reporting.inspection import inspection_blocks
-    from rankfall.reporting.terminal import show
 
-    print_result(show(inspection_blocks(inspection)))
+    print_result(list(inspection_blocks(inspection)))
     if inspection.skipped:
         for line in skipped_lines(inspection.skipped):
             print_result(line)
 
 
-class MethodName(StrEnum):
-    """The estimators."""
-
-    PAIRS = "pairs"
-    EM = "em"
-    NAIVE = "naive"
-
-
-@with_examples(
+@command(
     "rankfall examination log --feedback effective_view --out curve.json",
     "rankfall examination log --feedback effective_view --method em --days 2024-01-13..2024-01-19",
     "rankfall examination log --feedback click --given item --given user.segment --json",
+    path={"argument": "LOG"},
+    given={"metavar": "NAME"},
+    days=_DAYS,
+    out={"metavar": "FILE", "help": "File of the curve, for 'weight:' in configurations."},
 )
 def examination(
-    path: Annotated[Path, typer.Argument(metavar="LOG", help="An impression log with positions.", show_default=False)],
-    feedback: Annotated[
-        str, typer.Option(help="Feedback that counts as a click where it is above 0.", show_default=False)
-    ],
-    method: Annotated[
-        MethodName,
-        typer.Option(
-            help="pairs compares equal items at different positions; em fits a logistic regression of relevance; naive "
-            "is the click rate of each position."
-        ),
-    ] = MethodName.PAIRS,
-    given: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="What describes the relevance of an item (repeatable): rank, item, or a feature such as user.age.",
-            show_default="rank; for em also all features with few values",
-        ),
-    ] = None,
-    days: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DAY or FIRST..LAST", help="Only these days of the log (repeatable).", show_default="all days"
-        ),
-    ] = None,
-    positions: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Largest number of positions.")] = 30,
-    resamples: Annotated[int, typer.Option(min=2, max=MAX_NUMBER, help="Number of bootstrap samples.")] = 100,
+    path: Path,
+    feedback: str,
+    method: Literal["pairs", "em", "naive"] = "pairs",
+    given: list[str] | None = None,
+    days: list[str] | None = None,
+    positions: Count = 30,
+    resamples: Annotated[int, Ge(2), Le(LARGEST_COUNT)] = 100,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="File of the curve, for 'weight:' in configurations."),
-    ] = None,
-    force: Force = False,
-    no_verify: NoVerify = False,
-    as_json: AsJson = False,
+    out: Path | None = None,
+    force: bool = False,
+    verify: bool = True,
+    as_json: bool = False,
 ) -> None:
     """Estimate how often users examine each position, relative to the first one.
 
     Users click only what they examine. A curve turns clicks into weights for training: clicks at positions that are
     seldom examined count more. The page 'Click bias' of the documentation says which method to use when, and what no
     method can correct.
+
+    Args:
+        path: An impression log with positions.
+        feedback: Feedback that counts as a click where it is above 0.
+        method: pairs compares equal items at different positions; em fits a logistic regression of relevance; naive is
+            the click rate of each position.
+        given: What describes the relevance of an item (repeatable): rank, item, or a feature such as user.age. Default:
+            rank; for em also all features with few values.
+        days: Only these days of a log (repeatable). Default: all days.
+        positions: Largest number of positions.
+        resamples: Number of bootstrap samples.
+        seed: Random seed.
+        out: File of the curve.
+        force: Replace an existing file.
+        verify: Compare the log with its checksums.
+        as_json: Print the result as JSON.
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.examination import estimate_examination
     from rankfall.reporting.inspection import examination_blocks
-    from rankfall.reporting.terminal import show
 
     if out is not None and out.exists() and not force:
         raise RankfallError(f"out: {out} exists already; --force replaces it")
-    with noting(verify=not no_verify), progress() as bar:
+    with noting(verify=verify), progress() as bar:
         log = ImpressionLog.load(path)
         tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}
         curve = estimate_examination(
             log,
             feedback,
-            method=method.value,
+            method=method,
             given=given,
             days=days,
             positions=positions,
@@ -374,6 +348,6 @@ def examination(
     if as_json:
         print_json(curve.to_json())
         return
-    print_result(show(examination_blocks(curve)))
+    print_result(examination_blocks(curve))
     if out is not None:
         print_message(f"wrote {out}")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.options import AsJson, Figures
-from rankfall.commands.terminal import print_figures, print_json, print_message, print_result, write_page_figures
+from rankfall.commands.terminal import (
+    print_figures,
+    print_json,
+    print_message,
+    print_result,
+    print_warnings,
+    write_page_figures,
+)
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -32,11 +36,9 @@ if TYPE_CHECKING:
 )
 def evaluate(
     call: Call,
-    diagnose: Annotated[
-        bool, typer.Option("--diagnose", help="Also find out where and why a cascade loses relevant items.")
-    ] = False,
-    figures: Figures = None,
-    as_json: AsJson = False,
+    diagnose: bool = False,
+    figures: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
 
@@ -50,11 +52,16 @@ def evaluate(
 
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
+
+    Args:
+        call: The evaluation.
+        diagnose: Also find out where and why a cascade loses relevant items.
+        figures: Also write every figure of the page to this directory.
+        as_json: Print the result as JSON.
     """
     from rankfall.reporting.diagnosis import diagnosis_blocks
     from rankfall.reporting.funnel import funnel_of_summary
     from rankfall.reporting.run import evaluation_blocks
-    from rankfall.reporting.terminal import show
     from rankfall.studies.evaluate import evaluation_files
     from rankfall.training.run_directory import REPORT
 
@@ -73,9 +80,9 @@ def evaluate(
     if as_json:
         print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
-    print_result(show(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]]))))
+    print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
     if diagnosis:
-        print_result(show(diagnosis_blocks(diagnosis)))
+        print_result(diagnosis_blocks(diagnosis))
     if directory is None:
         print_message(f"{run} was not changed; --out DIR writes this result")
         return
@@ -104,7 +111,7 @@ def evaluate(
     },
     out={"show_default": "the directory of the run"},
 )
-def plan(call: Call, as_json: AsJson = False) -> None:
+def plan(call: Call, as_json: bool = False) -> None:
     """Find the quotas that keep most of the relevant items for their cost.
 
     Computes the joint recall of a run for all quotas of a grid, exactly, from one pass of its models over the requests,
@@ -115,18 +122,16 @@ def plan(call: Call, as_json: AsJson = False) -> None:
     leaves the run as it is.
     """
     result: PlanResult = call()
-    for text in result.warnings:
-        print_message(f"warning: {text}")
+    print_warnings(result.warnings)
     if as_json:
         print_json(result.to_json())
         return
     from rankfall.reporting.diagnosis import plan_blocks
-    from rankfall.reporting.terminal import show
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 
     run, out, chosen = call["run"], call["out"], result.chosen
-    print_result(show(plan_blocks(result)))
+    print_result(plan_blocks(result))
     quotas = " ".join(chosen.train_overrides)
     print_result(f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}")
     print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
@@ -143,7 +148,6 @@ def plan(call: Call, as_json: AsJson = False) -> None:
     "rankfall report recflow-like --figures figures",
     directory={"argument": "RUN_OR_DIR", "help": "Directory of a run, of a comparison, or of a stream."},
     out={"help": "Output file.", "show_default": "report.html in that directory"},
-    figures={"metavar": "DIR"},
 )
 def report(call: Call) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.

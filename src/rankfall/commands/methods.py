@@ -5,21 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
-from rankfall.commands.options import AsJson
-from rankfall.commands.terminal import print_json, print_result, with_examples
+from rankfall.commands.terminal import print_json, print_result, table
+from rankfall.commands.verb import command
+from rankfall.register import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankfall import registry
-    from rankfall.component_docs import Documentation, OptionDoc
+    from rankfall.component_docs import OptionDoc
 
 # References by the names under which doc strings cite them.
 PAPERS = {
@@ -68,19 +67,10 @@ PAPERS = {
 }
 
 
-class Kind(StrEnum):
-    """Kind of a component."""
-
-    OPERATOR = "operator"
-    LOSS = "loss"
-    OBJECTIVE = "objective"
-    METRIC = "metric"
-    MODEL = "model"
-    SOURCE = "source"
-
-
-METHODS = (Kind.OPERATOR, Kind.LOSS, Kind.OBJECTIVE, Kind.METRIC)
+METHODS: tuple[Kind, ...] = ("operator", "loss", "objective", "metric")
 """The kinds of methods that papers describe."""
+_KINDS: tuple[Kind, ...] = (*METHODS, "model", "source")  # in the order of the list
+_WIDE: dict[str, Any] = {"title_style": "bold", "expand": True}
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class Method:
 
     Attributes:
         name: Name in Python.
-        kind: A :class:`Kind`.
+        kind: Kind of the component.
         line: Title of the doc string.
         citation: Citation in the title.
         papers: References of the citation.
@@ -99,7 +89,7 @@ class Method:
     """
 
     name: str
-    kind: str
+    kind: Kind
     line: str
     citation: str
     papers: list[str]
@@ -108,7 +98,7 @@ class Method:
     place: str = ""
 
 
-@with_examples(
+@command(
     "rankfall methods",
     "rankfall methods lcron",
     "rankfall methods --kind loss",
@@ -116,44 +106,45 @@ class Method:
     "rankfall methods joint_value",
     "rankfall methods --kind operator --json",
     "rankfall methods ./my_loss.py:focal",
+    name={"argument": "NAME"},
 )
-def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.",
-            show_default=False,
-        ),
-    ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="List the components of one kind only.")] = None,
-    as_json: AsJson = False,
-) -> None:
+def methods(name: str | None = None, kind: Kind | None = None, as_json: bool = False) -> None:
     """List all methods (operators, losses, objectives, metrics) and models with their papers, or explain one.
 
     With NAME, prints the definition and the options of a component. Your own components are listed if installed
     packages declare them as entry points. Others are named by a reference, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
+
+    Args:
+        name: Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.
+        kind: List the components of one kind only.
+        as_json: Print the result as JSON.
     """
     if name is not None:
         _show_one(name, kind, as_json)
         return
-    listed = [method for one in ([kind] if kind else list(Kind)) for method in (*find_methods(one), *find_own(one))]
+    listed = [method for one in ([kind] if kind else _KINDS) for method in (*find_methods(one), *find_own(one))]
     if as_json:
         print_json([asdict(method) for method in listed])
         return
-    for one in Kind:
+    for one in _KINDS:
         of_kind = [method for method in listed if method.kind == one]
         if of_kind:
             print_result(_table(one, of_kind))
-    if kind in (None, Kind.METRIC):
-        print_result(_cascade_metrics_table())
+    if kind in (None, "metric"):
+        columns: list[str | Column] = [Column("name in configurations", style="cyan", no_wrap=True)]
+        columns.append(Column("description", ratio=1))
+        print_result(table(columns, _metrics_of_cascades().items(), title="metrics of a cascade", **_WIDE))
     print_result(_references(listed))
     print_result("'rankfall methods NAME' shows the definition and the options of a component.")
 
 
 def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
-    if kind in (None, Kind.METRIC) and (definition := _cascade_metric(name)):
-        _show_cascade_metric(*definition, as_json)
+    if kind in (None, "metric") and (form := _form_of_cascades(name)):
+        definition = _metrics_of_cascades()[form]
+        if as_json:
+            print_json([{"name": form, "kind": "metric", "line": definition}])
+        else:
+            print_result(f"{form} (metric of a cascade): {definition}")
         return
     matches = _find(name, kind)
     if as_json:
@@ -168,7 +159,9 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
         for paragraph in _text(method):
             print_result(paragraph)
         if options := find_options(method):
-            print_result(_options_table(options))
+            columns = [Column("option", style="cyan", no_wrap=True), Column("default", ratio=1)]
+            rows = [(option.name, default_text(option), option.meaning) for option in options]
+            print_result(table([*columns, Column("description", ratio=3)], rows, expand=True))
     if any(method.papers for method in matches):
         print_result(_references(matches))
 
@@ -176,48 +169,43 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 def _find(name: str, kind: Kind | None) -> list[Method]:
     """Return the components of a name, in Python or in configurations. Components of users are imported."""
     from rankfall._errors import did_you_mean
-    from rankfall.registry.references import is_reference, split_cutoffs
-    from rankfall.training.config.component_checks import METRICS_OF_CASCADES
+    from rankfall.registry.components import guess_kind
+    from rankfall.registry.references import is_reference, resolve, split_cutoffs
 
     if is_reference(name):
-        return [_describe_reference(split_cutoffs(name)[0], kind)]
-    kinds = [one for one in Kind if kind in (None, one)]
-    everything = [method for one in kinds for method in find_methods(one)]
-    matches = [method for method in everything if name in (method.name, method.config) or _is_named(method, name)]
-    own = [_describe_own(one, name) for one in kinds if name in (method.config for method in find_own(one))]
-    if not matches and not own:
-        names = [one for method in everything for one in (method.name, method.config, *method.names) if one]
-        names += [method.config for one in kinds for method in find_own(one)]
-        names += METRICS_OF_CASCADES
+        reference, _ = split_cutoffs(name)
+        return [_describe_own(kind or guess_kind(reference, resolve("component", reference)), reference)]
+    kinds = [kind] if kind else _KINDS
+    builtin = [method for one in kinds for method in find_methods(one)]
+    own = [method for one in kinds for method in find_own(one)]
+    word, _ = split_cutoffs(name)
+    matches = [
+        method
+        for method in builtin
+        if name in (method.name, method.config) or word in {split_cutoffs(form)[0] for form in method.names}
+    ]
+    matches += [_describe_own(method.kind, name) for method in own if name == method.config]
+    if not matches:
+        names = [one for method in (*builtin, *own) for one in (method.name, method.config, *method.names) if one]
         raise typer.BadParameter(
-            f"unknown method {name!r}{did_you_mean(name, names)}; 'rankfall methods' lists all methods",
+            f"unknown method {name!r}{did_you_mean(name, [*names, *_metrics_of_cascades()])}; 'rankfall methods' lists "
+            "all methods",
             param_hint="NAME",
         )
-    return [*matches, *own]
+    return matches
 
 
-def _cascade_metric(name: str) -> tuple[str, str] | None:
-    """Return the form of a name and the definition of a metric of cascades, such as ``ranking/alone/recall``."""
+def _metrics_of_cascades() -> dict[str, str]:
     from rankfall.training.config.component_checks import METRICS_OF_CASCADES
 
-    for form, definition in METRICS_OF_CASCADES.items():
-        stage, slash, metric = form.partition("/")
-        own, _, rest = name.partition("/")
-        if name == form or (stage == "STAGE" and slash and own and rest == metric):
-            return form, definition
-    return None
+    return METRICS_OF_CASCADES
 
 
-def _show_cascade_metric(form: str, definition: str, as_json: bool) -> None:
-    if as_json:
-        print_json([{"name": form, "kind": str(Kind.METRIC), "line": definition}])
-    else:
-        print_result(f"{form} (metric of a cascade): {definition}")
-
-
-def _is_named(method: Method, name: str) -> bool:
-    """Whether a name in configurations is that of a metric, with numbers or letters as cutoffs."""
-    return name.partition("@")[0] in {form.partition("@")[0] for form in method.names}
+def _form_of_cascades(name: str) -> str | None:
+    """Return the form of the name of a metric of cascades, such as ``STAGE/alone/recall``."""
+    own, _, rest = name.partition("/")
+    forms = (name, f"STAGE/{rest}") if own and rest else (name,)
+    return next((form for form in forms if form in _metrics_of_cascades()), None)
 
 
 # --- what the package holds ---------------------------------------------------------------------------------------
@@ -228,23 +216,14 @@ def find_methods(kind: Kind) -> list[Method]:
 
     Metrics include the tests of significance, which configurations do not name.
     """
-    from rankfall import registry
-
-    if kind is Kind.METRIC:
-        return _find_metrics()
-    registered = cast("registry.Kind", kind.value)
-    by_name = {registry.python_name(registered, config): config for config in registry.builtins(registered)}
-    return [_describe(kind, name, by_name[name], name_in_python=name) for name in sorted(by_name)]
-
-
-def _find_metrics() -> list[Method]:
-    from rankfall import metrics
-    from rankfall.component_docs import documentation
+    from rankfall import metrics, registry
     from rankfall.metrics.named import forms
 
-    members = {name: getattr(metrics, name) for name in metrics.__all__}
-    functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
-    return [_method(Kind.METRIC, name, documentation(one), names=forms(one)) for name, one in functions.items()]
+    if kind == "metric":
+        members = {name: getattr(metrics, name) for name in metrics.__all__}
+        return [_method(kind, name, one, names=forms(one)) for name, one in members.items() if inspect.isfunction(one)]
+    by_name = {registry.python_name(kind, config): config for config in registry.builtins(kind)}
+    return [_method(kind, name, registry.get(kind, config), config) for name, config in sorted(by_name.items())]
 
 
 def find_own(kind: Kind) -> list[Method]:
@@ -253,23 +232,12 @@ def find_own(kind: Kind) -> list[Method]:
     from rankfall.register import registered
     from rankfall.registry.references import entry_points
 
-    of_kind: registry.Kind = kind.value
-    own = [name for name, one in registered(of_kind).items() if not one.is_builtin]
-    found = [_describe_own(kind, name) for name in own]
-    return found + [
-        Method(name, str(kind), "", "", [], name, place=reference)
-        for name, reference in entry_points(of_kind).items()
-        if name not in own and not registry.is_builtin(of_kind, name)
+    own = [name for name, one in registered(kind).items() if not one.is_builtin]
+    return [_describe_own(kind, name) for name in own] + [
+        Method(name, kind, "", "", [], name, place=reference)
+        for name, reference in entry_points(kind).items()
+        if name not in own and not registry.is_builtin(kind, name)
     ]
-
-
-def _describe_reference(reference: str, kind: Kind | None) -> Method:
-    """Describe what a reference names. Without a kind, its decorator or its signature tells it."""
-    from rankfall.registry.components import guess_kind
-    from rankfall.registry.references import resolve
-
-    found = resolve(kind.value if kind else "component", reference)
-    return _describe_own(kind or Kind(guess_kind(reference, found)), reference)
 
 
 def _describe_own(kind: Kind, name: str) -> Method:
@@ -277,38 +245,37 @@ def _describe_own(kind: Kind, name: str) -> Method:
     from rankfall.registry.metric_names import name_forms
     from rankfall.registry.references import source_of
 
-    of_kind: registry.Kind = kind.value
-    described = _describe(kind, name, name, name_in_python=registry.python_name(of_kind, name))
-    source = source_of(of_kind, name)
-    place = source.file if source else ""
-    return replace(described, place=place, names=name_forms(name) if kind is Kind.METRIC else [])
+    described = _method(kind, registry.python_name(kind, name), registry.get(kind, name), name)
+    source = source_of(kind, name)
+    return replace(described, place=source.file if source else "", names=name_forms(name) if kind == "metric" else [])
 
 
-def _describe(kind: Kind, name: str, config: str, *, name_in_python: str) -> Method:
-    from rankfall.component_docs import documentation_of
+def _method(
+    kind: Kind, name: str, component: Callable[..., Any], config: str = "", names: list[str] | None = None
+) -> Method:
+    from rankfall.component_docs import documentation
 
-    return _method(kind, name_in_python, documentation_of(kind.value, config), config=config)
-
-
-def _method(kind: Kind, name: str, docs: Documentation, *, config: str = "", names: list[str] | None = None) -> Method:
+    docs = documentation(component)
     papers = [PAPERS[one] for one in cited(docs.citation)]
-    return Method(name, str(kind), docs.title, docs.citation, papers, config, names or [])
+    return Method(name, kind, docs.title, docs.citation, papers, config, names or [])
+
+
+def _component(method: Method) -> Callable[..., Any]:
+    from rankfall import metrics, registry
+
+    if method.config:
+        return registry.get(method.kind, method.config)
+    return cast("Callable[..., Any]", getattr(metrics, method.name))
 
 
 def find_options(method: Method) -> list[OptionDoc]:
     """Return the options that a configuration can give, or the arguments of a metric, which its names fix."""
-    from rankfall.component_docs import option_docs
-
-    if method.kind == Kind.METRIC:
-        return _arguments(_metric(method))
-    return option_docs(cast("registry.Kind", method.kind), method.config)
-
-
-def _arguments(function: Callable[..., Any]) -> list[OptionDoc]:
-    """Return the keyword arguments of a metric."""
     from rankfall import registry
-    from rankfall.component_docs import OptionDoc, documentation
+    from rankfall.component_docs import OptionDoc, documentation, option_docs
 
+    if method.kind != "metric":
+        return option_docs(method.kind, method.config)
+    function = _component(method)
     described = documentation(function).arguments
     return [
         OptionDoc(one.name, registry.REQUIRED if one.default is one.empty else one.default, described.get(one.name, ""))
@@ -317,21 +284,11 @@ def _arguments(function: Callable[..., Any]) -> list[OptionDoc]:
     ]
 
 
-def _metric(method: Method) -> Callable[..., Any]:
-    from rankfall import metrics, registry
-
-    if method.config:
-        return registry.get("metric", method.config)
-    return cast("Callable[..., Any]", getattr(metrics, method.name))
-
-
 def _text(method: Method) -> list[str]:
     """Return the paragraphs of the doc string after its title."""
-    from rankfall.component_docs import documentation, documentation_of
+    from rankfall.component_docs import documentation
 
-    if method.kind == Kind.METRIC:
-        return list(documentation(_metric(method)).text)
-    return list(documentation_of(cast("registry.Kind", method.kind), method.config).text)
+    return list(documentation(_component(method)).text)
 
 
 def cited(citation: str) -> list[str]:
@@ -357,16 +314,6 @@ def _json_options(method: Method) -> list[dict[str, object]]:
     ]
 
 
-def _options_table(options: list[OptionDoc]) -> Table:
-    table = Table(expand=True)
-    table.add_column("option", style="cyan", no_wrap=True)
-    table.add_column("default", ratio=1)
-    table.add_column("description", ratio=3)
-    for option in options:
-        table.add_row(option.name, escape(default_text(option)), escape(option.meaning))
-    return table
-
-
 def default_text(option: OptionDoc) -> str:
     """Return a default as YAML writes it, or ``"needed"`` if the option is required."""
     import yaml
@@ -378,42 +325,28 @@ def default_text(option: OptionDoc) -> str:
 
 
 def _table(kind: Kind, methods: list[Method]) -> Table:
-    plural = "losses" if kind is Kind.LOSS else f"{kind}s"
-    table = Table(title=f"{len(methods)} {plural}", title_justify="left", title_style="bold", expand=True)
     in_python = any(_other_names(method) for method in methods)
-    table.add_column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
-    table.add_column("description", ratio=3)
-    table.add_column("paper", ratio=2)
-    for method in methods:
-        name = "\n".join([method.name, *(f"[dim]{other}[/]" for other in _other_names(method))])
-        line = method.line or (f"entry point {method.place}" if method.place else "")
-        table.add_row(name, escape(line), escape(method.citation))
-    return table
-
-
-def _cascade_metrics_table() -> Table:
-    from rankfall.training.config.component_checks import METRICS_OF_CASCADES
-
-    table = Table(title="metrics of a cascade", title_justify="left", title_style="bold", expand=True)
-    table.add_column("name in configurations", style="cyan", no_wrap=True)
-    table.add_column("description", ratio=1)
-    for form, definition in METRICS_OF_CASCADES.items():
-        table.add_row(form, escape(definition))
-    return table
+    name = Column("name\n[dim]in configurations[/]" if in_python else "name", style="cyan", no_wrap=True)
+    rows = [
+        (
+            Text("\n").join([Text(method.name), *(Text(other, style="dim") for other in _other_names(method))]),
+            method.line or (f"entry point {method.place}" if method.place else ""),
+            method.citation,
+        )
+        for method in methods
+    ]
+    title = f"{len(methods)} {'losses' if kind == 'loss' else f'{kind}s'}"
+    return table([name, Column("description", ratio=3), Column("paper", ratio=2)], rows, title=title, **_WIDE)
 
 
 def _other_names(method: Method) -> list[str]:
     """Return the names in configurations that are not the name in Python."""
-    config = "" if method.kind == Kind.METRIC and method.names else method.config
+    config = "" if method.kind == "metric" and method.names else method.config
     return [name for name in (config, *method.names) if name not in ("", method.name)]
 
 
 def _references(methods: list[Method]) -> Table:
-    table = Table(title="papers", title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
     used = {name for method in methods for name in cited(method.citation)}
-    for name in PAPERS:
-        if name in used:
-            table.add_row(name, PAPERS[name])
-    return table
+    rows = [(name, reference) for name, reference in PAPERS.items() if name in used]
+    settings: dict[str, Any] = {"title_style": "bold", "box": None, "show_header": False}
+    return table([Column(style="cyan", no_wrap=True), ""], rows, title="papers", **settings)

@@ -6,7 +6,7 @@ import math
 import os
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from rankfall.commands.terminal import print_message
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-MAX_NUMBER = 2**31 - 1  # of everything that is counted
-MAX_SECONDS = 1e9
 
 # What the command line says in its own way about the parameters of several functions of the API.
 SHARED: dict[str, dict[str, Any]] = {
@@ -39,31 +36,12 @@ SHARED: dict[str, dict[str, Any]] = {
     "seed": {"help": "Random seed; equal seeds give equal results."},
     "jobs": {"help": "Number of training runs in parallel."},
     "verify": {"help": "Do not compare the data and the run with their checksums before reading them."},
+    "as_json": {"flag": "json", "help": "Print the result as JSON on standard output."},
+    "figures": {
+        "metavar": "DIR",
+        "help": "Also write every figure of the page to this directory, as SVG and PNG.",
+    },
 }
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help=SHARED["config"]["help"], show_default=False)]
-Figures = Annotated[
-    Path | None,
-    typer.Option(
-        "--figures",
-        metavar="DIR",
-        help="Also write every figure of the page to this directory, as SVG and PNG.",
-        show_default=False,
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help=SHARED["force"]["help"])]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help=SHARED["verify"]["help"])]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help=SHARED["overrides"]["help"], show_default=False),
-]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help=SHARED["seed"]["help"])]
-
-
-def quick_option(details: str) -> Any:
-    """Return the option ``--quick``; `details` describe the reduction."""
-    return typer.Option("--quick", help=f"Run a reduced version: {details}.")
 
 
 def existing_source(text: str) -> str:
@@ -75,9 +53,7 @@ def existing_source(text: str) -> str:
     return text
 
 
-def table_option(help: str) -> Any:
-    """Return the option of a table that is joined to the rows of a log."""
-    return typer.Option(parser=existing_source, metavar="PATH", help=help, show_default=False)
+TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}  # one that is joined to the rows of a log
 
 
 @contextmanager

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from rich.table import Column, Table
 
 from rankfall.api import preparing
-from rankfall.commands.options import AsJson, existing_source
-from rankfall.commands.terminal import examples, print_json, print_message, print_result
-from rankfall.commands.verb import Call, verb
+from rankfall.commands.options import TABLE, existing_source
+from rankfall.commands.terminal import (
+    print_json,
+    print_message,
+    print_result,
+    print_warnings,
+    table,
+)
+from rankfall.commands.verb import Call, group, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from rich.table import Table
 
     from rankfall.api import PreparedData
     from rankfall.data.impressions.log import ImpressionLog
@@ -24,7 +29,6 @@ if TYPE_CHECKING:
 
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
-_TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}
 _CHECK = {
     "help": "Read everything, write nothing, and list every problem with its number and first places. The exit code "
     "is 1 if one of them is an error."
@@ -35,20 +39,6 @@ _SKIP_BAD = {
     "whole. With more bad rows nothing is written.",
     "show_default": "a bad row is an error",
 }
-
-app = typer.Typer(
-    name="prepare",
-    no_args_is_help=True,
-    epilog=examples(
-        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
-        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
-    ),
-)
-
-
-@app.callback()
-def prepare() -> None:
-    """Convert raw files to data for training."""
 
 
 @verb(
@@ -71,7 +61,7 @@ def prepare() -> None:
     first_id={"max": 1},
     threads={"max": 1024},
 )
-def letor(call: Call, as_json: AsJson = False) -> None:
+def letor(call: Call, as_json: bool = False) -> None:
     """Prepare ranking files: LETOR, MSLR-WEB, Istella, Yahoo, SVMlight, LightGBM.
 
     Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
@@ -94,8 +84,7 @@ def letor(call: Call, as_json: AsJson = False) -> None:
                 print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
             if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
                 print_message(f"skipped {more:,} more lines of {source['path']}")
-    for text in prepared.warnings:
-        print_message(f"warning: {text}")
+    print_warnings(prepared.warnings)
 
 
 @verb(
@@ -112,14 +101,14 @@ def letor(call: Call, as_json: AsJson = False) -> None:
     "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
     "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
     source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
-    items=_TABLE,
-    users=_TABLE,
-    requests=_TABLE,
+    items=TABLE,
+    users=TABLE,
+    requests=TABLE,
     append={"metavar": "LOG"},
     check=_CHECK,
     skip_bad=_SKIP_BAD,
 )
-def rows(call: Call, as_json: AsJson = False) -> None:
+def rows(call: Call, as_json: bool = False) -> None:
     """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
 
     The memory used does not grow with the number of rows, and the result does not depend on the files of the log or the
@@ -144,7 +133,7 @@ def rows(call: Call, as_json: AsJson = False) -> None:
     check=_CHECK,
     skip_bad=_SKIP_BAD,
 )
-def recflow(call: Call, as_json: AsJson = False) -> None:
+def recflow(call: Call, as_json: bool = False) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
 
     Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
@@ -156,8 +145,17 @@ def recflow(call: Call, as_json: AsJson = False) -> None:
     _report(_prepare(call, as_json=as_json), as_json=as_json)
 
 
-for _layout in (letor, rows, recflow):
-    app.command(_layout.__name__, epilog=_layout.epilog)(_layout)  # type: ignore[attr-defined]
+app = group(
+    "prepare",
+    "Convert raw files to data for training.",
+    [
+        "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
+        "rankfall prepare rows log/ --spec spec.yaml --out impressions",
+    ],
+    letor,
+    rows,
+    recflow,
+)
 
 
 def _prepare(call: Call, *, as_json: bool) -> PreparedData:
@@ -200,33 +198,27 @@ def report_check(check: DataCheck, *, as_json: bool) -> None:
 
 def problems_table(problems: Sequence[Problem], title: str) -> Table:
     """Return a table of problems, one row each."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(title), title_justify="left", show_lines=True)
-    table.add_column("level")
-    table.add_column("column", overflow="fold")
-    table.add_column("problem", ratio=2)
-    table.add_column("number", justify="right")
-    table.add_column("first places", ratio=2, overflow="fold")
-    table.add_column("--skip-bad drops")
-    for problem in problems:
-        table.add_row(
-            problem.level,
-            escape(problem.column or ""),
-            escape(problem.problem),
-            problem.number,
-            escape("\n".join(map(str, problem.places))),
-            _dropped(problem),
-        )
-    return table
-
-
-def _dropped(problem: Problem) -> str:
-    if problem.level == "warning":
-        return ""
     dropped = {"row": "the row", "request": "the whole request", "line": "the line", None: "nothing"}
-    return dropped[problem.dropped]
+    rows = [
+        (
+            problem.level,
+            problem.column or "",
+            problem.problem,
+            problem.number,
+            "\n".join(map(str, problem.places)),
+            "" if problem.level == "warning" else dropped[problem.dropped],
+        )
+        for problem in problems
+    ]
+    columns: list[str | Column] = [
+        "level",
+        Column("column", overflow="fold"),
+        Column("problem", ratio=2),
+        ">number",
+        Column("first places", ratio=2, overflow="fold"),
+        "--skip-bad drops",
+    ]
+    return table(columns, rows, title=title, show_lines=True)
 
 
 def problem_line(problem: Problem) -> str:
@@ -265,30 +257,18 @@ def _report(prepared: PreparedData, *, as_json: bool) -> None:
             print_result(_ids(about["counts"]))
         if any(about["counts"].get("missing_numbers", {}).values()):
             print_result(_numbers(about["counts"]))
-    for text in prepared.warnings:
-        print_message(f"warning: {text}")
+    print_warnings(prepared.warnings)
     for text in skipped_lines(about["skipped"]) if about.get("skipped") else ():
         print_message(text)
 
 
 def _stages(log: ImpressionLog) -> Table:
-    from rich.table import Table
-
     from rankfall.data.impressions.requests import stage_counts
 
     counts, items = log.manifest["about"]["counts"], log.manifest["items"]["count"]
-    title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
-    table = Table(title=title, title_justify="left", show_footer=True)
     stages = stage_counts(log)
-    table.add_column("stage", "all")
-    table.add_column("rows logged", f"{stages['logged'].sum():,}", justify="right")
-    table.add_column("per request", justify="right")
-    table.add_column("sample", justify="right")
-    table.add_column("rows kept", f"{stages['kept'].sum():,}", justify="right")
-    table.add_column("dropped: beyond the sample", f"{stages['dropped'].sum():,}", justify="right")
-    table.add_column("requests with fewer", justify="right")
-    for stage in stages.iter_rows(named=True):
-        table.add_row(
+    rows = [
+        [
             stage["stage"],
             f"{stage['logged']:,}",
             f"{stage['logged_per_request']:.1f}",
@@ -296,66 +276,65 @@ def _stages(log: ImpressionLog) -> Table:
             f"{stage['kept']:,}",
             f"{stage['dropped']:,}",
             f"{stage['short']:,}",
-        )
+        ]
+        for stage in stages.iter_rows(named=True)
+    ]
     if counts["negatives"]:
-        table.add_row("random negatives", "", "", "", f"{counts['negatives']:,}", "", "")
-    return table
+        rows.append(["random negatives", "", "", "", f"{counts['negatives']:,}", "", ""])
+    columns: list[str | Column] = [
+        Column("stage", "all"),
+        Column("rows logged", f"{stages['logged'].sum():,}", justify="right"),
+        ">per request",
+        ">sample",
+        Column("rows kept", f"{stages['kept'].sum():,}", justify="right"),
+        Column("dropped: beyond the sample", f"{stages['dropped'].sum():,}", justify="right"),
+        ">requests with fewer",
+    ]
+    title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
+    return table(columns, rows, title=title, show_footer=True)
 
 
 def _ids(counts: dict[str, Any]) -> Table:
-    from rich.table import Table
-
     from rankfall.data.impressions.compatibility import share
 
-    table = Table(title="ids of features", title_justify="left")
-    table.add_column("feature")
-    for heading in ("values", "missing", "never seen"):
-        table.add_column(heading, justify="right")
-    for name, values in counts["values"].items():
-        missing, unseen = (counts[what].get(name, 0) for what in ("missing", "unseen"))
-        table.add_row(name, f"{values:,}", share(missing, values), share(unseen, values))
-    return table
+    rows = [
+        (name, f"{values:,}", *(share(counts[what].get(name, 0), values) for what in ("missing", "unseen")))
+        for name, values in counts["values"].items()
+    ]
+    return table(["feature", ">values", ">missing", ">never seen"], rows, title="ids of features")
 
 
 def _numbers(counts: dict[str, Any]) -> Table:
-    from rich.table import Table
-
     from rankfall.data.impressions.compatibility import share
 
-    table = Table(title="numbers of features", title_justify="left")
-    table.add_column("feature")
-    for heading in ("values", "missing"):
-        table.add_column(heading, justify="right")
-    for name, values in counts["numbers"].items():
-        table.add_row(name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
-    return table
+    rows = [
+        (name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
+        for name, values in counts["numbers"].items()
+    ]
+    return table(["feature", ">values", ">missing"], rows, title="numbers of features")
 
 
 def lists_table(manifest: dict[str, Any], out: Path) -> Table:
     """Return a table of the splits of prepared ranking data."""
-    from rich.table import Table
-
-    columns = manifest["features"]["columns"]
-    table = Table(title=f"{out}: {columns} features", title_justify="left")
-    table.add_column("split")
-    for heading in ("lists", "rows", "documents per list", "none relevant"):
-        table.add_column(heading, justify="right")
-    table.caption = "none relevant: lists without a relevant document"
-    table.caption_justify = "left"
-    table.add_column("labels")
-    table.add_column("left out")
-    for name, about in manifest["splits"].items():
-        length = about["list_length"]
-        table.add_row(
+    rows = [
+        (
             name,
             f"{about['lists']:,}",
             f"{about['rows']:,}",
-            f"{length['min']} to {length['max']}, median {length['median']:g}",
+            "{min} to {max}, median {median:g}".format(**about["list_length"]),
             f"{about['lists_without_positive']:,}",
             "\n".join(f"{label}: {count:,}" for label, count in about["labels"].items()),
             "\n".join(_left_out(about, manifest["recipe"])) or "nothing",
         )
-    return table
+        for name, about in manifest["splits"].items()
+    ]
+    return table(
+        ["split", ">lists", ">rows", ">documents per list", ">none relevant", "labels", "left out"],
+        rows,
+        title=f"{out}: {manifest['features']['columns']} features",
+        caption="none relevant: lists without a relevant document",
+        caption_justify="left",
+    )
 
 
 def _left_out(about: dict[str, Any], recipe: dict[str, Any]) -> list[str]:

@@ -6,23 +6,22 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.table import Column, Table
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
-    interruptible,
+    PLAIN,
     print_error,
     print_json,
     print_message,
     print_result,
-    stoppable,
+    stoppable_work,
+    table,
 )
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from rankfall.api import CleaningResult
     from rankfall.online.join_results import DayReport, JoinResult
 
@@ -35,18 +34,14 @@ if TYPE_CHECKING:
     out={"argument": "DIR", "help": "Directory to write to; earlier files stay."},
     follow={"help": "Wait for further messages until SIGTERM or Ctrl-C."},
 )
-def collect(call: Call, as_json: AsJson = False) -> None:
+def collect(call: Call, as_json: bool = False) -> None:
     """Write the samples and events that services sent to a broker to files.
 
     rankfall serve --samples URL sends them. DIR gets the files that rankfall serve --samples DIR writes. Messages are
     acknowledged after their records are on disk: the command can be killed and run again. With --follow it connects
     again if the broker was down. Messages that hold no records are counted, and kept in DIR/rejected.
     """
-    with (
-        interruptible(lambda: f"the same command continues {call['out']}"),
-        Display() as display,
-        stoppable(lambda: display.note("stopping; press Ctrl-C again to stop at once")) as stop,
-    ):
+    with stoppable_work(lambda: f"the same command continues {call['out']}") as (display, stop):
         result = call(display, stop=stop)
     if as_json:
         print_json(result.to_json())
@@ -73,7 +68,7 @@ def collect(call: Call, as_json: AsJson = False) -> None:
     poll={"min": 0.1},
     bundles={"metavar": "DIR"},
 )
-def join(call: Call, as_json: AsJson = False) -> None:
+def join(call: Call, as_json: bool = False) -> None:
     """Join the samples and events of a service to a log, day by day.
 
     A day has the sampled requests of its date and their events, as far as they were received until --wait after its
@@ -84,11 +79,7 @@ def join(call: Call, as_json: AsJson = False) -> None:
     model received, the day is not closed.
     """
     out = call["out"]
-    with (
-        interruptible(lambda: f"the same command continues {out}"),
-        Display() as display,
-        stoppable(lambda: display.note("stopping; press Ctrl-C again to stop at once")) as stop,
-    ):
+    with stoppable_work(lambda: f"the same command continues {out}") as (display, stop):
         result: JoinResult = call(display, on_day=lambda report: _show_day(report, display), stop=stop)
     if as_json:
         print_json(result.to_json())
@@ -117,14 +108,9 @@ def _show_day(report: DayReport, display: Display) -> None:
 
 
 def _days_table(rows: list[dict[str, Any]]) -> Table:
-    from rankfall.reporting.terminal import plain_table
-
-    table = plain_table(gap=2)
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "day" else "right")
-    for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:,}" for value in row.values()))
-    return table
+    columns = [name if name == "day" else f">{name}" for name in rows[0]]
+    cells = [(value if isinstance(value, str) else f"{value:,}" for value in row.values()) for row in rows]
+    return table(columns, cells, **PLAIN)
 
 
 @verb(
@@ -135,7 +121,7 @@ def _days_table(rows: list[dict[str, Any]]) -> Table:
     directories={"argument": "DIR"},
     dry_run={"help": "Change nothing; print what would be done."},
 )
-def clean(call: Call, as_json: AsJson = False) -> None:
+def clean(call: Call, as_json: bool = False) -> None:
     """Remove temporary files and directories of processes that have died.
 
     Every command writes under hidden temporary names, such as .log.4fe2a90b.unfinished, and renames what is complete.
@@ -160,15 +146,9 @@ def clean(call: Call, as_json: AsJson = False) -> None:
 
 
 def _leftovers_table(result: CleaningResult) -> Table:
-    from rich.text import Text
-
-    from rankfall.reporting.terminal import plain_table
-
-    table = plain_table(gap=2)
-    table.add_column("leftover", overflow="fold")
-    table.add_column("bytes", justify="right")
-    table.add_column("would be" if result.dry_run else "was")
-    for one in result.leftovers:
-        action = one.action if one.action == "removed" else f"restored as {one.final.name}"
-        table.add_row(Text(str(one.path)), f"{one.bytes:,}", Text(action))
-    return table
+    rows = [
+        (str(one.path), f"{one.bytes:,}", one.action if one.action == "removed" else f"restored as {one.final.name}")
+        for one in result.leftovers
+    ]
+    action = "would be" if result.dry_run else "was"
+    return table([Column("leftover", overflow="fold"), ">bytes", action], rows, **PLAIN)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from rich.table import Column
 from rich.text import Text
 
 from rankfall import api
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
-from rankfall.commands.options import AsJson
 from rankfall.commands.terminal import (
+    PLAIN,
     exit_for_failures,
     interruptible,
     print_json,
     print_message,
     print_result,
+    table,
 )
 from rankfall.commands.verb import Call, verb
 
@@ -41,6 +43,7 @@ LISTED = {
     "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
     "rankfall reproduce dftopk-table1 --data prepared/recflow",
     "rankfall reproduce pirank-figure7 --json",
+    listing={"flag": "list"},
     name={"argument": "NAME", "help": "Name of a table or figure (see --list).", "default": None},
     quick={"help": "Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes."},
     methods={
@@ -48,19 +51,18 @@ LISTED = {
         "help": "Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
     },
 )
-def reproduce(
-    call: Call,
-    listing: Annotated[
-        bool, typer.Option("--list", help="List all reproductions, what they show and how long they take.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
 
     Methods are those of the paper, with its settings where the data allow them; differences are printed below the
     tables. The published numbers were measured on data that cannot be redistributed: compare the order of methods and
     the gaps between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all
     runs; runs that exist are not repeated. --json prints the content of results.json.
+
+    Args:
+        call: The reproduction.
+        listing: List all reproductions, what they show and how long they take.
+        as_json: Print the result as JSON.
     """
     if listing:
         _list(as_json)
@@ -104,13 +106,12 @@ def _source(reproduction: Reproduction, data: str | None) -> DataSource:
 def _show(result: ReproductionResult) -> None:
     from rankfall.reporting.blocks import Text as BlockText
     from rankfall.reporting.comparison import comparison_blocks
-    from rankfall.reporting.terminal import show
 
     report = result.report
     for title, comparison in report.comparisons:
-        print_result(show([BlockText(f"\n{title}", style="bold"), *comparison_blocks(comparison)]))
+        print_result([BlockText(f"\n{title}", style="bold"), *comparison_blocks(comparison)])
     for sheet in report.sheets:
-        print_result(show([sheet]))
+        print_result([sheet])
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
     for text in (*data, *report.notes):
         print_result(Text(f"\n{text}"))
@@ -134,15 +135,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(listed)
         return
-    from rankfall.reporting.terminal import plain_table
-
     for kind, title in LISTED.items():
         rows = [[f"{one[key]}" for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
         print_result(Text(f"\n{title}", style="bold"))
-        table = plain_table(gap=2)
-        for column in ("name", "shows", "--quick", "full"):
-            table.add_column(column, style="cyan" if column == "name" else None, no_wrap=column != "shows")
-        for row in rows:
-            table.add_row(*row)
-        print_result(table)
+        names = ("name", "shows", "--quick", "full")
+        columns = [Column(name, style="cyan" if name == "name" else "", no_wrap=name != "shows") for name in names]
+        print_result(table(columns, rows, **PLAIN))
     print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

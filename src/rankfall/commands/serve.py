@@ -3,129 +3,84 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from rankfall._errors import RankfallError
 from rankfall.api.records import milliseconds
-from rankfall.commands.terminal import print_message, requires_extra, with_examples
+from rankfall.commands.terminal import print_message, requires_extra
+from rankfall.commands.verb import command
+from rankfall.option_types import Fraction
 
 TOKEN = "RANKFALL_TOKEN"
 MAX_COUNT = 10_000  # of --sample-items
-TIME_WINDOW = "1d"
 
 
-class Clock(StrEnum):
-    """The clock of the records."""
-
-    wall = "wall"
-    requests = "requests"
-
-
-@with_examples(
+@command(
     "rankfall serve bundle",
     "rankfall serve bundles --watch --token-file token --workers 4",
     "rankfall serve bundle --other candidate --port 9000",
     "rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10",
+    bundle={"argument": "BUNDLE"},
+    other={"metavar": "BUNDLE2"},
+    samples={"metavar": "DIR"},
+    sample_items={"metavar": "N[,N...]"},
+    time_window={"metavar": "DURATION"},
 )
 def serve(
-    bundle: Annotated[
-        Path,
-        typer.Argument(
-            metavar="BUNDLE",
-            help="A bundle, or a directory of bundles; the newest is served.",
-            show_default=False,
-        ),
-    ],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for all addresses of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=256,
-            help="Number of batches that a process computes in parallel.",
-            show_default="a share of the cores, at most 4",
-        ),
-    ] = None,
-    other: Annotated[
-        Path | None, typer.Option(metavar="BUNDLE2", help="A second bundle for comparison.", show_default=False)
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Reload the bundle when it is replaced or a newer one appears.")
-    ] = False,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the token that POST /reload requires.", show_default=f"the variable {TOKEN}"),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=4096, help="Maximum number of requests per batch.")] = 32,
-    queue: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Maximum queue length; further requests are refused.")
-    ] = 256,
-    deadline: Annotated[
-        int, typer.Option(min=1, max=60_000, help="Default deadline of a request in milliseconds.")
-    ] = 1000,
-    drain: Annotated[
-        int,
-        typer.Option(
-            min=0, max=3600, help="Seconds after SIGTERM in which /ready returns 503 and requests are still accepted."
-        ),
-    ] = 0,
-    keep_alive: Annotated[
-        int, typer.Option(min=1, max=3600, help="Seconds after which an idle connection is closed.")
-    ] = 75,
-    max_body: Annotated[
-        int, typer.Option(min=100, max=1_000_000_000, help="Maximum size of a request body in bytes.")
-    ] = 1_000_000,
-    samples: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Record samples of requests and the events of POST /events here, a directory or the URL of a broker.",
-            show_default=False,
-        ),
-    ] = None,
-    sample_share: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Share of requests that are sampled.", show_default="1"),
-    ] = None,
-    sample_items: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N[,N...]",
-            help="Number of items drawn from what each stage dropped, one for all stages or for each.",
-            show_default="10",
-        ),
-    ] = None,
-    time_window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Requests whose time differs by more than this from the clock are not sampled; 0: any time.",
-            show_default=f"{TIME_WINDOW}, and any time with --clock requests",
-        ),
-    ] = None,
-    clock: Annotated[
-        Clock | None,
-        typer.Option(
-            help="Clock of the records; requests: the largest time of a request so far, for replays.",
-            show_default=Clock.wall.value,
-        ),
-    ] = None,
-    no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the page, /score and /examples.")] = False,
+    bundle: Path,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Ge(0), Le(65535)] = 8080,
+    workers: Annotated[int, Ge(1), Le(256)] = 1,
+    threads: Annotated[int, Ge(1), Le(256)] | None = None,
+    other: Path | None = None,
+    watch: bool = False,
+    token_file: Path | None = None,
+    batch: Annotated[int, Ge(1), Le(4096)] = 32,
+    queue: Annotated[int, Ge(1), Le(10_000)] = 256,
+    deadline: Annotated[int, Ge(1), Le(60_000)] = 1000,
+    drain: Annotated[int, Ge(0), Le(3600)] = 0,
+    keep_alive: Annotated[int, Ge(1), Le(3600)] = 75,
+    max_body: Annotated[int, Ge(100), Le(1_000_000_000)] = 1_000_000,
+    samples: str | None = None,
+    sample_share: Fraction | None = None,
+    sample_items: str | None = None,
+    time_window: str | None = None,
+    clock: Literal["wall", "requests"] | None = None,
+    page: bool = True,
 ) -> None:
     """Serve a bundle over HTTP.
 
     POST /rank ranks items; the page at / shows the funnel of a request. Requests that arrive at the same time are
     computed in one batch. If too many requests wait, further ones are refused with 503 at once. No request waits longer
     than its deadline. POST /reload and --watch replace the bundle without interrupting requests.
+
+    Args:
+        bundle: A bundle, or a directory of bundles; the newest is served.
+        host: Address to listen on; 0.0.0.0 for all addresses of this machine.
+        port: Port to listen on; 0 for any free port.
+        workers: Number of processes.
+        threads: Number of batches that a process computes in parallel. Default: a share of the cores, at most 4.
+        other: A second bundle for comparison.
+        watch: Reload the bundle when it is replaced or a newer one appears.
+        token_file: File with the token that POST /reload requires. Default: the variable RANKFALL_TOKEN.
+        batch: Maximum number of requests per batch.
+        queue: Maximum queue length; further requests are refused.
+        deadline: Default deadline of a request in milliseconds.
+        drain: Seconds after SIGTERM in which /ready returns 503 and requests are still accepted.
+        keep_alive: Seconds after which an idle connection is closed.
+        max_body: Maximum size of a request body in bytes.
+        samples: Record samples of requests and the events of POST /events here, a directory or the URL of a broker.
+        sample_share: Share of requests that are sampled. Default: 1.
+        sample_items: Number of items drawn from what each stage dropped, one for all stages or for each. Default: 10.
+        time_window: Requests whose time differs by more than this from the clock are not sampled; 0: any time.
+            Default: 1d, and any time with --clock requests.
+        clock: Clock of the records; requests: the largest time of a request so far, for replays. Default: wall.
+        page: Do not serve the page, /score and /examples.
     """
     with requires_extra("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before loading the bundle)
@@ -136,11 +91,11 @@ def serve(
     for name, value in recording.items():
         if samples is None and value is not None:
             raise RankfallError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
-    if clock == Clock.requests and workers > 1:
+    if clock == "requests" and workers > 1:
         raise RankfallError(
             "clock: found requests with several workers, each of which has its own clock; use --workers 1"
         )
-    window = time_window or ("0" if clock == Clock.requests else TIME_WINDOW)
+    window = time_window or ("0" if clock == "requests" else "1d")
     token = _token(token_file)
     print_message("loading the bundle")
     settings = Settings(
@@ -155,16 +110,16 @@ def serve(
         drain=drain,
         keep_alive=keep_alive,
         max_body=max_body,
-        page=not no_page,
+        page=page,
         local=_is_loopback(host),
         samples=samples,
         sample_share=1.0 if sample_share is None else sample_share,
         sample_items=_counts(sample_items or "10"),
         time_window=milliseconds("time-window", window) or None,
-        clock=(clock or Clock.wall).value,
+        clock=clock or "wall",
     )
     if not _is_loopback(host):
-        _warn_of_exposure(host, token, not no_page)
+        _warn_of_exposure(host, token, page)
     run(
         settings,
         host=host,

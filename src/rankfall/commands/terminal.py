@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
 from rankfall._errors import (
     DEBUG,
@@ -27,22 +30,24 @@ from rankfall._errors import (
 from rankfall._errors import stoppable as stoppable
 from rankfall._progress import progress as progress
 from rankfall._tables import json_text
+from rankfall.api.shared import Display, write_figures
 from rankfall.api.shared import requires_extra as requires_extra
-from rankfall.api.shared import write_figures
 from rankfall.storage.files import LeftoverWarning
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
 
+    from rankfall.reporting.blocks import Block
     from rankfall.reporting.figures import Drawn
     from rankfall.studies.results import RunFailure
 
 
 Verb = TypeVar("Verb", bound="Callable[..., None]")
+PLAIN: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 2, 0, 0)}
 PIPE_WIDTH = 120  # columns of a table that is written to a file or a pipe
 INTERRUPTED = 130  # exit code after SIGINT, as in shells
 LONGEST_ERROR = 20_000  # characters; a configuration may have many mistakes
@@ -55,23 +60,43 @@ def examples(*commands: str) -> str:
     return "\n".join(["**Examples**\n", *(f"- `{command}`" for command in commands)])
 
 
-def with_examples(*commands: str) -> Callable[[Verb], Verb]:
-    """Return a decorator that gives a command the epilogue of its help page."""
+def print_result(content: RenderableType | Sequence[Block]) -> None:
+    """Print a report on standard output: a text, a table or another form of rich, or blocks of a report."""
+    if isinstance(content, list):
+        from rankfall.reporting.terminal import show
 
-    def decorate(command: Verb) -> Verb:
-        command.epilog = examples(*commands)  # type: ignore[attr-defined]
-        return command
-
-    return decorate
-
-
-def print_result(content: RenderableType) -> None:
-    """Print a report on standard output."""
+        content = show(content)
     console = Console(emoji=False)
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH, emoji=False)
     # plain text may contain brackets that are no markup; tables are built with markup
     console.print(content, markup=not isinstance(content, str))
+
+
+def print_warnings(texts: Iterable[str]) -> None:
+    """Print warnings about a result on standard error."""
+    for text in texts:
+        print_message(f"warning: {text}")
+
+
+def table(
+    columns: Iterable[str | Column], rows: Iterable[Iterable[RenderableType]], *, title: str = "", **settings: Any
+) -> Table:
+    """Return a table whose texts may contain anything.
+
+    Args:
+        columns: Headings; columns whose heading begins with ">" are aligned to the right.
+        rows: Cells of each row.
+        title: Text above the table.
+        **settings: Those of :class:`rich.table.Table`.
+    """
+    headings = [
+        Column(one[1:], justify="right") if isinstance(one, str) and one.startswith(">") else one for one in columns
+    ]
+    made = Table(*headings, title=escape(title) or None, **{"title_justify": "left", **settings})
+    for cells in rows:
+        made.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in cells))
+    return made
 
 
 def print_json(content: object) -> None:
@@ -141,6 +166,31 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         print_message(f"interrupted: {message()}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def stoppable_work(
+    kept: Callable[[], str], *, at_once: bool = False, note: str = "stopping"
+) -> Iterator[tuple[Display, Callable[[], int]]]:
+    """Context of work that stops at a suitable point after SIGINT or SIGTERM.
+
+    Args:
+        kept: Says what an interruption leaves, and how to continue.
+        at_once: The first signal interrupts the work, as the second one does otherwise.
+        note: What is said at the first signal.
+
+    Yields:
+        The progress, and a function that returns the number of a received signal, or 0.
+    """
+    with interruptible(kept), Display() as display:
+
+        def on_signal() -> None:
+            if at_once:
+                raise KeyboardInterrupt
+            display.note(f"{note}; press Ctrl-C again to stop at once")
+
+        with stoppable(on_signal) as stop:
+            yield display, stop
 
 
 def exit_for(error: BaseException, command: Sequence[str]) -> NoReturn:

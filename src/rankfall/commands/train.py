@@ -14,7 +14,7 @@ from rankfall import api
 from rankfall._errors import is_expected
 from rankfall.api.shared import Display
 from rankfall.api.training import validation_texts
-from rankfall.commands.options import AsJson, Figures, whole_number_of
+from rankfall.commands.options import whole_number_of
 from rankfall.commands.terminal import (
     exit_for_failures,
     interruptible,
@@ -22,7 +22,10 @@ from rankfall.commands.terminal import (
     print_json,
     print_message,
     print_result,
+    print_warnings,
     stoppable,
+    stoppable_work,
+    table,
     write_page_figures,
 )
 from rankfall.commands.verb import Call, verb
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     seed={"help": "Short for training.seed=N.", "show_default": "that of CONFIG"},
     timeout={"min": 1},
 )
-def train(call: Call, as_json: AsJson = False) -> None:
+def train(call: Call, as_json: bool = False) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
     A configuration with stages trains a cascade. The validation metric is computed after each epoch; training stops
@@ -64,8 +67,7 @@ def train(call: Call, as_json: AsJson = False) -> None:
         print_json(run.to_json())
     else:
         print_result(_table(run))
-    for text in run.warnings:
-        print_message(f"warning: {text}")
+    print_warnings(run.warnings)
 
 
 @contextmanager
@@ -123,25 +125,24 @@ def _kept_run(out: Path) -> str:
 
 
 def _table(run: TrainedRun) -> Table:
-    from rich.table import Table
-
     from rankfall.training.methods import method_of
     from rankfall.training.run_directory import read_config
 
     out, result = run.directory, run.result
-    table = Table(show_header=False, title=f"{out}", title_justify="left")
-    for line in validation_texts(run.best_validation(), run.metric):
-        name, value = line.split()
-        table.add_row(f"validation {name}", value)
+    rows = [line.split() for line in validation_texts(run.best_validation(), run.metric)]
+    rows = [[f"validation {name}", value] for name, value in rows]
     for labels, _ in filter(None, [method_of(read_config(out)).describe().get("labels")]):
-        table.add_row("labels", labels)
-    table.add_row("best epoch", f"{result.best_epoch} of {result.epochs}")
-    table.add_row("parameters", f"{result.parameters:,}")
-    table.add_row("seconds", f"{result.seconds:.1f}")
-    table.add_row("device", result.device)
-    table.add_section()
-    table.add_row("next", f"rankfall evaluate {out}")
-    return table
+        rows.append(["labels", labels])
+    rows += [
+        ["best epoch", f"{result.best_epoch} of {result.epochs}"],
+        ["parameters", f"{result.parameters:,}"],
+        ["seconds", f"{result.seconds:.1f}"],
+        ["device", result.device],
+    ]
+    made = table(["", ""], rows, title=f"{out}", show_header=False)
+    made.add_section()
+    made.add_row("next", f"rankfall evaluate {out}")
+    return made
 
 
 # --- several runs ---------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def _table(run: TrainedRun) -> Table:
     "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
     against={"metavar": "METHOD"},
 )
-def compare(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
 
     A method is better than another if the difference is significant for other seeds and other queries (mixed model,
@@ -175,11 +176,9 @@ def compare(call: Call, figures: Figures = None, as_json: AsJson = False) -> Non
         print_json(result.to_json())
     elif result.methods:
         from rankfall.reporting.comparison import comparison_blocks
-        from rankfall.reporting.terminal import show
 
-        print_result(show(comparison_blocks(result)))
-    for text in result.warnings:
-        print_message(f"warning: {text}")
+        print_result(comparison_blocks(result))
+    print_warnings(result.warnings)
     print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
     write_page_figures(out, figures, verify=call["verify"])
     exit_for_failures(result.failed)
@@ -202,7 +201,7 @@ def _kept_runs(out: Path) -> str:
     "rankfall train searches/first/best.yaml --out runs/tuned",
     seed={"help": "Random seed of the search; training.seed is that of the training runs."},
 )
-def tune(call: Call, as_json: AsJson = False) -> None:
+def tune(call: Call, as_json: bool = False) -> None:
     """Search hyperparameters with Optuna (TPE) by the validation metric.
 
     CONFIG is a training configuration with the additional keys search and trials. Test data are not read. A trial is
@@ -212,22 +211,18 @@ def tune(call: Call, as_json: AsJson = False) -> None:
     """
     out = call["out"]
     in_this_process = (call["jobs"] or 1) == 1 and call["engine"] == "local"
-    with interruptible(lambda: f"the same command continues the search in {out}"), Display() as display:
-
-        def on_signal() -> None:
-            if not in_this_process:
-                raise KeyboardInterrupt  # processes end, and their trials are continued from their checkpoints
-            display.note("stopping after this batch; press Ctrl-C again to stop at once")
-
-        with stoppable(on_signal) as stop:
-            result = call(display, stop=stop)
+    with stoppable_work(
+        lambda: f"the same command continues the search in {out}",
+        at_once=not in_this_process,  # processes end, and their trials are continued from their checkpoints
+        note="stopping after this batch",
+    ) as (display, stop):
+        result = call(display, stop=stop)
     from rankfall.reporting.inspection import search_blocks, settings_text
-    from rankfall.reporting.terminal import show
 
     if as_json:
         print_json(result.to_json())
     else:
-        print_result(show(search_blocks(result)))
+        print_result(search_blocks(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
     print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     failed = [trial for trial in result.trials if trial.state == "failed"]
@@ -254,7 +249,7 @@ def tune(call: Call, as_json: AsJson = False) -> None:
     bundles={"show_default": "none"},
     items={"metavar": "FILE"},
 )
-def stream(call: Call, figures: Figures = None, as_json: AsJson = False) -> None:
+def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train day by day, and measure every method on each day before training on it.
 
     CONFIG describes a cascade, its days, and the methods and seeds to compare. The first day is trained on and not
@@ -266,29 +261,21 @@ def stream(call: Call, figures: Figures = None, as_json: AsJson = False) -> None
 
     out = call["out"]
     continuation = f"the same command with --resume continues {out}"
-    with interruptible(lambda: continuation), Display() as display:
-
-        def on_signal() -> None:
-            if call["jobs"] > 1:
-                raise KeyboardInterrupt  # processes end, and their runs are continued from their checkpoints
-            display.note("stopping; press Ctrl-C again to stop at once")
-
-        with stoppable(on_signal) as stop:
-            try:
-                result = call(display, stop=stop)
-            except (Stopped, KeyboardInterrupt) as stopped:
-                is_stopped = isinstance(stopped, Stopped)
-                display.note(str(stopped) if is_stopped else f"interrupted: {continuation}")
-                raise typer.Exit(128 + stop()) from None  # the convention of shells
+    at_once = call["jobs"] > 1  # processes end, and their runs are continued from their checkpoints
+    with stoppable_work(lambda: continuation, at_once=at_once) as (display, stop):
+        try:
+            result = call(display, stop=stop)
+        except (Stopped, KeyboardInterrupt) as stopped:
+            is_stopped = isinstance(stopped, Stopped)
+            display.note(str(stopped) if is_stopped else f"interrupted: {continuation}")
+            raise typer.Exit(128 + stop()) from None  # the convention of shells
     from rankfall.reporting.comparison import stream_blocks
-    from rankfall.reporting.terminal import show
 
     if as_json:
         print_json(result.to_json())
     else:
-        print_result(show(stream_blocks(result)))
-    for text in result.warnings:
-        print_message(f"warning: {text}")
+        print_result(stream_blocks(result))
+    print_warnings(result.warnings)
     drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]
     print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
     write_page_figures(out, figures, verify=call["verify"])

@@ -1,7 +1,7 @@
-"""One signature per verb: a command has the parameters of the function of the API behind it.
+"""One signature per verb: a command has the parameters of the function of the API behind it, and those of its body.
 
-Types, ranges and defaults are those of the signature, help texts those of the doc string. :func:`verb` adds what only
-the terminal has: which parameters are positional, other names and texts, and the options of the command's body.
+Types, ranges and defaults are those of the signatures, help texts those of the doc strings. :func:`verb` adds what only
+the terminal has: which parameters are positional, other names and texts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -37,7 +38,7 @@ _TYPES: dict[str, Any] = {
     "Mapping": Mapping,
     "Sequence": Sequence,
 }
-_PYTHON_ONLY = ("progress", "on_notice", "on_day", "stop")
+_PYTHON_ONLY = ("call", "progress", "on_notice", "on_day", "stop")
 
 
 @dataclass(frozen=True)
@@ -79,38 +80,60 @@ class Call:
 
 
 def verb(
-    function: Callable[..., Any], *commands: str, **terminal: Mapping[str, Any]
+    function: Callable[..., Any] | None, *lines: str, **terminal: Mapping[str, Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a command of its body, which receives a :class:`Call` and its own options.
 
     Args:
-        function: Function of the API.
-        commands: Examples for the help page.
-        **terminal: By parameter of `function`, what the command line has in its own way: `argument`, the name of a
-            positional parameter, `flag`, another name of an option, `kind` and `default`, another type and default,
-            and settings of :class:`typer.Option`.
+        function: Function of the API whose parameters are options, too. With None the body receives no :class:`Call`.
+        lines: Examples for the help page.
+        **terminal: By parameter, what the command line has in its own way: `argument`, the name of a positional
+            parameter, `flag`, another name of an option, `kind` and `default`, another type and default, and settings
+            of :class:`typer.Option`.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        of_function, spelled = _parameters(function, terminal)
-        negated = [name for name, one in inspect.signature(function).parameters.items() if one.default is True]
-        _, *of_body = inspect.signature(body).parameters.values()
-        types = get_type_hints(body, include_extras=True)
+        of_function, spelled = _parameters(function, terminal) if function else ({}, {})
+        of_body, _ = _parameters(body, terminal)
+        negated = [
+            name
+            for one in filter(None, (function, body))
+            for name, parameter in inspect.signature(one).parameters.items()
+            if parameter.default is True
+        ]
 
         def command(**values: Any) -> None:
-            given = {name: value for name, value in values.items() if name in of_function and value is not None}
-            given |= {name: not given[name] for name in negated if name in given}
-            body(Call(function, given, spelled), **{one.name: values[one.name] for one in of_body})
+            given = {
+                name: not value if name in negated else value for name, value in values.items() if value is not None
+            }
+            own = {name: given.pop(name) for name in of_body if name in given}
+            if function is None:
+                body(**own)
+            else:
+                body(Call(function, given, spelled), **own)
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        added = [one.replace(kind=keyword, annotation=types[one.name]) for one in of_body]
-        command.__name__, command.__doc__ = body.__name__, body.__doc__
-        command.__signature__ = inspect.Signature([*of_function.values(), *added])  # type: ignore[attr-defined]
+        command.__name__ = body.__name__
+        command.__doc__ = inspect.cleandoc(body.__doc__ or "").partition("\n\nArgs:\n")[0]
+        command.__signature__ = inspect.Signature([*(of_function | of_body).values()])  # type: ignore[attr-defined]
         command.__annotations__ = {}
-        command.epilog = examples(*commands)  # type: ignore[attr-defined]
+        command.epilog = examples(*lines)  # type: ignore[attr-defined]
         return command
 
     return decorate
+
+
+command = partial(verb, None)
+"""Return a decorator that makes a command of a function; its arguments are those of :func:`verb`."""
+
+
+def group(
+    name: str, help: str, lines: Sequence[str], *commands: Callable[..., None], no_args_is_help: bool = True
+) -> typer.Typer:
+    """Return a command with subcommands; `lines` are examples for its help page."""
+    app = typer.Typer(name=name, help=help, no_args_is_help=no_args_is_help, epilog=examples(*lines))
+    for one in commands:
+        app.command(one.__name__, epilog=one.epilog)(one)  # type: ignore[attr-defined]
+    return app
 
 
 def _parameters(

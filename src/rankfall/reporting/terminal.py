@@ -57,7 +57,7 @@ def _parts(blocks: Iterable[Block]) -> Iterator[RenderableType]:
 
 def _table(one: kinds.Table) -> FoldedTable:
     """Return a table with arrows in its headings, and marks beside the best values for those who see no bold text."""
-    table = Table() if one.framed else plain_table()
+    table = Table() if one.framed else Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [place for place, name in enumerate(one.head) if name not in one.page_only]
     for place in shown:
         name = one.head[place].replace("/", "/\n") if one.staged else one.head[place]
@@ -84,13 +84,6 @@ def _table(one: kinds.Table) -> FoldedTable:
         table.add_row(*texts, style="dim" if soft else None)
     stages = [one.stages()[place] or str(place) for place in shown[1:]]
     return FoldedTable(table, groups=stages, repeat_single=True)
-
-
-def plain_table(*, gap: int = 1) -> Table:
-    """Return a table without frame, with a line below the headings."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.show_edge, table.pad_edge, table.padding = False, False, (0, gap, 0, 0)
-    return table
 
 
 class FoldedTable:

@@ -480,17 +480,3 @@ def _run_name(config: RunConfig, data_checksum: str) -> str:
     content, code = identity(config, content)
     text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def point_name(method: str, point: dict[str, Any]) -> str:
-    """Return the name of a method at a point of a sweep: the values are written as overrides.
-
-    >>> point_name("LCRON", {"objective.tau": 0.5, "training.max_list": None, "loss": {"name": "arf"}})
-    'LCRON objective.tau=0.5 training.max_list=null loss={"name": "arf"}'
-    """
-    return " ".join([method, *(f"{key}={value_text(value)}" for key, value in point.items())])
-
-
-def value_text(value: Any) -> str:
-    """Return a value as in an override; text has no quotes."""
-    return value if isinstance(value, str) else json.dumps(value)
