@@ -87,6 +87,7 @@ FUNNEL: list[set[str]] = [
     _words("cart warenkorb basket wishlist addtocart"),
     _words("purchase purchased bought buy kauf gekauft order ordered booking booked conversion"),
 ]
+CLICKS = next(place for place, known in enumerate(FUNNEL) if "click" in known)
 _PREFIXES = {"pre", "re", "p"}  # pre_rank, pre-rank and pCTR are one word
 _OUTCOMES = {"neg": 0, "negative": 0, "dropped": 0, "pos": 1, "positive": 1, "kept": 1}
 
@@ -257,7 +258,7 @@ class Evidence:
     def __init__(self, sample: Sample, given: Mapping[str, Role]) -> None:
         self.sample, self.frame, self.facts = sample, sample.frame, sample.facts
         self.guesses = Guesses()
-        self.found: dict[str, Guess] = {}
+        self.found, self.column = self.guesses.of, self.guesses.one
         for column, role in given.items():
             self.set(column, role, "given", "--role")
 
@@ -265,9 +266,9 @@ class Evidence:
         """Set the role of a column."""
         self.found[column] = Guess(column, role, confidence, why)
 
-    def column(self, role: Role) -> str | None:
-        """Return the first column with a role, or None."""
-        return next((column for column, guess in self.found.items() if guess.role == role), None)
+    def check(self, text: str) -> None:
+        """Note what a person should look at."""
+        self.guesses.checks.append(text)
 
     def free(self) -> list[ColumnFacts]:
         """Return the columns without a role."""
@@ -332,6 +333,16 @@ class ColumnFacts:
     size: int = 0
     examples: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> set[str]:
+        """The words of the name."""
+        return set(words(self.name))
+
+    @property
+    def has_name_of_day(self) -> bool:
+        """Whether the name has a word for days."""
+        return bool(DAY & self.terms)
 
     @property
     def is_key(self) -> bool:
