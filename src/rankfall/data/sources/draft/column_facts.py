@@ -207,6 +207,10 @@ class Guesses:
         """Return the column of a role, or None."""
         return next(iter(self.all(role)), None)
 
+    def key(self, *roles: Role) -> str:
+        """Return the column of the first of these roles that has one, or an empty text."""
+        return next(filter(None, map(self.one, roles)), "")
+
     def all(self, role: Role) -> list[str]:
         """Return all columns of a role."""
         return [column for column, guess in self.of.items() if guess.role == role]
@@ -258,7 +262,7 @@ class Evidence:
     def __init__(self, sample: Sample, given: Mapping[str, Role]) -> None:
         self.sample, self.frame, self.facts = sample, sample.frame, sample.facts
         self.guesses = Guesses()
-        self.found, self.column = self.guesses.of, self.guesses.one
+        self.found, self.column, self.key = self.guesses.of, self.guesses.one, self.guesses.key
         for column, role in given.items():
             self.set(column, role, "given", "--role")
 
@@ -274,9 +278,9 @@ class Evidence:
         """Return the columns without a role."""
         return [facts for name, facts in self.facts.items() if name not in self.found]
 
-    def is_constant(self, key: str | None, column: str) -> bool:
-        """Return whether a column has one value per value of a key, with few exceptions."""
-        return key is not None and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
+    def is_constant(self, key: str, column: str) -> bool:
+        """Return whether a column has one value per value of a key, with few exceptions; False without a key."""
+        return bool(key) and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
 
     def per_request(self, column: str, *, least: float = 1.0) -> bool:
         """Return whether a column has one value per request. Prepared logs refuse a single exception.
@@ -286,8 +290,8 @@ class Evidence:
             least: The share of requests with one value. Below 1 for roles that a name or type already suggests:
                 :func:`check_keys` names the exceptions.
         """
-        request = self.column("request")
-        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
+        request = self.key("request")
+        return bool(request) and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
 
     def problem(self, role: Role, text: str, candidates: Sequence[str] = ()) -> None:
         """Note that a role cannot be decided, and which option decides it."""

@@ -30,7 +30,7 @@ from rankfall.data.sources.draft.draft_spec import (
 from rankfall.data.sources.draft.guesses import guess_roles, guess_table_columns
 from rankfall.data.sources.object_storage import is_url
 from rankfall.data.sources.rows.prepare_rows import Step
-from rankfall.data.sources.rows.row_files import SUFFIXES, find_row_files
+from rankfall.data.sources.rows.row_files import SUFFIXES
 from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
@@ -108,13 +108,8 @@ def draft_files(
             _refuse_roles(given, "LETOR text")
             return _from_letor(found, out)
     steps = partial(Step, on_progress=on_progress)
-    with local_rows(sources, named, steps) as (files, found_tables):
-        of_tables = {
-            origin: find_row_files(table if isinstance(table, list) else [table])
-            for origin, table in found_tables.items()
-            if table is not None
-        }
-        rows = _RowSources(find_row_files(files), of_tables, [*map(str, sources)], named)
+    with local_rows(sources, named, steps) as files:
+        rows = _RowSources(files.pop("log"), files, [*map(str, sources)], named)
         return _from_rows(rows, out, given, steps("reading days", None))
 
 
@@ -228,9 +223,7 @@ def _argument(path: Path | str) -> str:
 
 def _days(rows: _RowSources, sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
     """Return the names of all days of the log in their order."""
-    time, day = guesses.one("time"), guesses.one("day")
-    column = day or time
-    assert column is not None
+    day, column = guesses.one("day"), guesses.key("day", "time")
     found: set[Any] = set()
     for file in rows.files:
         for batch in file.batches([column], partial(rows.on_invalid, file)):
@@ -249,8 +242,7 @@ def _dates(values: pl.Series, unit: Any) -> pl.Series:
 
 
 def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogShape:
-    request, label = guesses.one("request"), guesses.one("label")
-    assert request is not None
+    request, item, label = guesses.key("request"), guesses.key("item"), guesses.one("label")
     requests = sample.facts[request].distinct
     items = items_per_stage(sample, guesses) if guesses.stages else [sample.rows_per_value(request)]
     positives = sum(items[guesses.relevant_stage :])
@@ -258,11 +250,8 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         relevant = pl.col(label).cast(pl.Float64).fill_null(0).fill_nan(0) > 0
         counts = sample.frame.group_by(request).agg(relevant.sum().alias("count"))["count"]
         positives = float(counts.filter(counts > 0).mean() or 1)  # type: ignore[arg-type]
-    time = guesses.one("day") or guesses.one("time")
-    assert time is not None
+    time = guesses.key("day", "time")
     seen = sample.frame[time] if guesses.one("day") else _dates(sample.frame[time], sample.facts[time].unit)
-    item = guesses.one("item")
-    assert item is not None
     return LogShape(
         path=path,
         days=days,

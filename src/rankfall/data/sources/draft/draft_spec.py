@@ -178,10 +178,9 @@ class _SpecDraft:
         return f"{{kind: dense{options}, standardise: true}}"
 
     def _sequences(self) -> Iterator[str]:
-        item, label = self.guesses.one("item"), self.guesses.one("label")
-        assert item is not None
+        item, label = self.guesses.key("item"), self.guesses.key("label")
         columns = self.guesses.all("sequence")
-        has_history = label is not None and None not in (self.guesses.one("user"), self.guesses.one("time"))
+        has_history = bool(label and self.guesses.one("user") and self.guesses.one("time"))
         if not columns and not has_history:
             return
         yield "sequences:"
@@ -190,7 +189,6 @@ class _SpecDraft:
             text = f"{{max_length: 50, features: [{own}], columns: {{{own}: {quoted(column)}}}}}"
             yield self._line(f"  {feature_name(column)}: {text}", column)
         if has_history and not columns:
-            assert label is not None
             features = ", ".join(self.names.values())
             text = f"{{max_length: 50, features: [{features}], feedback: {quoted(label)}}}"
             yield f"  history: {text}"
@@ -198,7 +196,7 @@ class _SpecDraft:
 
 def items_per_stage(sample: Sample, guesses: Guesses) -> list[float]:
     """Return the mean number of items per request whose deepest stage is each of the stages."""
-    requests = max(1, sample.facts[guesses.one("request") or ""].distinct)
+    requests = max(1, sample.facts[guesses.key("request")].distinct)
     column, numbers = guesses.one("stage"), list(range(len(guesses.stages)))
     if column is None:
         depth = deepest_flags(sample.frame, guesses.stages)

@@ -97,7 +97,7 @@ def _choose_moment(seen: Evidence) -> None:
 
 def guess_request(seen: Evidence) -> None:
     """Guess the column of requests, then their time or day."""
-    if seen.column("request") is None:
+    if not seen.key("request"):
         keys = [facts for facts in seen.free() if facts.is_key and facts.distinct > 1]
         scored = {facts.name: _request_score(seen, facts) for facts in keys}
         if not _choose_key(
@@ -128,8 +128,8 @@ def _request_score(seen: Evidence, facts: ColumnFacts) -> float:
 
 def guess_item(seen: Evidence) -> None:
     """Guess the column of items."""
-    request = seen.column("request")
-    if seen.column("item") is not None or request is None:
+    request = seen.key("request")
+    if seen.key("item") or not request:
         return
     keys = [
         facts
@@ -166,8 +166,7 @@ def _item_score(seen: Evidence, facts: ColumnFacts, request: str) -> float:
 
 def check_keys(seen: Evidence) -> None:
     """Note requests with several times, days or users, and texts among the numbers of a feature."""
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     advice = "prepare --check lists them, and --skip-bad drops them"
     roles: tuple[Role, ...] = ("time", "day", "user")
     for column in filter(None, map(seen.column, roles)):
@@ -183,9 +182,7 @@ def check_keys(seen: Evidence) -> None:
 
 def check_request(seen: Evidence) -> None:
     """Note what contradicts the roles of request and item."""
-    request, item = seen.column("request"), seen.column("item")
-    assert request is not None
-    assert item is not None
+    request, item = seen.key("request"), seen.key("item")
     rows = seen.frame.select(request, item)
     repeated = int(rows.is_duplicated().sum())
     if repeated:
@@ -208,8 +205,7 @@ def guess_user(seen: Evidence) -> None:
         match, _, name = named[0]
         seen.set(name, "user", "high" if match == 3 else "medium", "its name, one value per request")
         return
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     requests = seen.facts[request].distinct
     ids = [
         facts
@@ -246,12 +242,12 @@ def guess_stages(seen: Evidence) -> None:
 
 
 def _find_stage(seen: Evidence) -> str | None:
-    request = seen.column("request")
+    request = seen.key("request")
     candidates = []
     for facts in seen.free():
         if facts.kind not in ("text", "whole") or not 2 <= facts.distinct <= MOST_STAGES or facts.missing:
             continue
-        if seen.is_constant(request, facts.name) or seen.is_constant(seen.column("item"), facts.name):
+        if seen.is_constant(request, facts.name) or seen.is_constant(seen.key("item"), facts.name):
             continue
         named = bool(STAGE & facts.terms)
         values = seen.frame[facts.name].unique().to_list()
@@ -288,7 +284,7 @@ def _order_stages(seen: Evidence, column: str) -> None:
 
 
 def _find_flags(seen: Evidence) -> list[str]:
-    item = seen.column("item")
+    item = seen.key("item")
     own = [
         facts.name
         for facts in seen.free()
@@ -342,7 +338,7 @@ def deepest_flags(frame: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
 
 def guess_labels(seen: Evidence) -> None:
     """Guess what makes items relevant, and other feedback."""
-    item = seen.column("item")
+    item = seen.key("item")
     found = [facts for facts in seen.free() if _is_label(seen, facts)]
     if seen.column("label") is None and found:
         # clicks first, then what is not merely shown, then the more frequent one
@@ -369,7 +365,7 @@ def guess_labels(seen: Evidence) -> None:
             seen.set(facts.name, "feedback", "medium", f"above 0 only where {' or '.join(causes[:3])} is")
     if label is None and not seen.guesses.stages:
         flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
-        flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        flags = [name for name in flags if not seen.is_constant(seen.key("request"), name)]
         flags.sort(key=lambda name: share(above_zero(seen.frame[name])))  # what was shown is more than what was clicked
         texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & facts.terms]
         if len(flags) == 1:
@@ -390,15 +386,15 @@ def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
     names = bool(found & LABEL) or bool(found & SHOWN) or (bool(found & VIEW) and facts.is_flag)
     if not names or (found & HISTORIC and not facts.is_flag) or found & {"id", "rank", "index"}:
         return False
-    if seen.is_constant(seen.column("request"), facts.name):
+    if seen.is_constant(seen.key("request"), facts.name):
         return False
-    return facts.is_flag or not (seen.is_constant(seen.column("item"), facts.name) or _is_counter(seen, facts.name))
+    return facts.is_flag or not (seen.is_constant(seen.key("item"), facts.name) or _is_counter(seen, facts.name))
 
 
 def _is_counter(seen: Evidence, column: str) -> bool:
     """Return whether a number hardly ever falls from one occurrence of an item to the next, as running counters do."""
-    item, time = seen.column("item"), seen.column("time") or seen.column("day")
-    if item is None or time is None:
+    item, time = seen.key("item"), seen.key("time", "day")
+    if not item or not time:
         return False
     steps = seen.frame.sort(time, maintain_order=True).select(pl.col(column).cast(pl.Float64).diff().over(item))
     falls, rises = (int((sign * steps.to_series() > 0).sum()) for sign in (-1, 1))
@@ -418,8 +414,7 @@ def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
 
 def guess_places(seen: Evidence) -> None:
     """Guess ranks and positions, and leave out scores of production."""
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     for facts in seen.free():
         found = facts.terms
         if facts.kind not in ("whole", "number") or seen.is_constant(request, facts.name):
@@ -432,7 +427,7 @@ def guess_places(seen: Evidence) -> None:
 
 def ignore_conditions(seen: Evidence) -> None:
     """Leave out columns without which no item is relevant, such as whether it was shown, and where."""
-    label, keys = seen.column("label"), (seen.column("request"), seen.column("item"))
+    label, keys = seen.column("label"), (seen.key("request"), seen.key("item"))
     relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
     for facts in seen.free():
         if not facts.is_number or any(seen.is_constant(key, facts.name) for key in keys):
@@ -475,7 +470,7 @@ _SEVERAL = 0.1  # share of different texts with a separator from which on a colu
 
 def guess_features(seen: Evidence) -> None:
     """Guess whether the remaining columns describe users, requests or items."""
-    user, item = seen.column("user"), seen.column("item")
+    user, item = seen.key("user"), seen.key("item")
     for facts in seen.free():
         of_request = seen.per_request(facts.name)
         if facts.distinct == 1 and not facts.missing:
@@ -518,8 +513,7 @@ def _separator(seen: Evidence, facts: ColumnFacts) -> str | None:
 
 
 def _guess_sequence(seen: Evidence, facts: ColumnFacts, *, of_request: bool) -> None:
-    item = seen.column("item")
-    assert item is not None
+    item = seen.key("item")
     elements = seen.frame[facts.name].explode().drop_nulls()
     known = seen.frame[item].unique()
     same = elements.dtype == known.dtype or (elements.dtype.is_integer() and known.dtype.is_integer())
@@ -549,7 +543,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
     ignore_empty_columns(seen)
     guess_request(seen)
     guess_item(seen)
-    if seen.column("request") and seen.column("item"):
+    if seen.key("request") and seen.key("item"):
         check_request(seen)
         guess_user(seen)
         guess_stages(seen)

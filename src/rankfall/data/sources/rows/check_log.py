@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import FeatureConfig, Spec
     from rankfall.data.sources.problems import Dropped, Unit
     from rankfall.data.sources.rows.portions import RowSpool
-    from rankfall.data.sources.rows.raw_log import Origin, RowBatch, Tables
+    from rankfall.data.sources.rows.raw_log import Origin, RowBatch
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
 
 _FILE, _PORTION, _CONTENT, _DEPTH = "\1file", "\1portion", "\1content", "\1depth"
@@ -60,9 +60,8 @@ _SEED = 20_240_113  # of hashes, equal in all processes
 
 
 def check_log(
-    sources: Sequence[Path | RowFile],
+    files: Mapping[Origin, list[RowFile]],
     spec: Spec,
-    tables: Tables,
     *,
     limit: int,
     engine: Engine,
@@ -72,9 +71,8 @@ def check_log(
     """Check a raw log.
 
     Args:
-        sources: Files or directories with the rows of the log.
+        files: The files of the log and of the tables that are joined.
         spec: The description of the log.
-        tables: The files of the tables that are joined.
         limit: The number of bad rows that are remembered for dropping.
         engine: Runs the work on files and portions.
         on_step: Returns the function that receives the progress of a step, from its name and its total.
@@ -90,7 +88,7 @@ def check_log(
         places = [Place(str(file)) for file in files]
         found.add(Kind("error", column, message, "files" if files else "columns"), max(len(files), 1), places)
 
-    raw = RawLog.open(spec, sources, tables, on_step("reading types of text files", None), engine, add)
+    raw = RawLog.open(spec, files, on_step("reading types of text files", None), engine, add)
     if not raw.types or spec.item not in raw.origins or not raw.files["log"]:
         return DataCheck(0, found.problems()), found  # rows cannot be told apart
     unknown = [

@@ -48,7 +48,6 @@ from rankfall.data.sources.rows.log_state import (
 )
 from rankfall.data.sources.rows.portions import order_requests, spool_log
 from rankfall.data.sources.rows.raw_log import RawLog
-from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 from rankfall.data.sources.rows.stored_rows import local_rows, rows_of_source, with_absolute_source
 from rankfall.data.sources.rows.write_days import appended_provenance, provenance, skipped_json, write_days
 from rankfall.storage.disk import delete_tree, make_directory, rename
@@ -62,7 +61,8 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import DataCheck
     from rankfall.data.sources.rows.portions import RequestOrder
-    from rankfall.data.sources.rows.raw_log import Origin, Tables
+    from rankfall.data.sources.rows.raw_log import Origin
+    from rankfall.data.sources.rows.row_files import RowFile
     from rankfall.data.sources.rows.stored_rows import GivenTables, Source
     from rankfall.data.sources.rows.write_days import Inspect, MostNew
 
@@ -72,10 +72,9 @@ PORTION_ROWS = 2**19
 
 
 class RowInputs(NamedTuple):
-    """Files of rows and tables without their bad rows, the function they come from, and entries for the provenance."""
+    """The files of rows and tables without bad rows, the source they come from, and entries for the provenance."""
 
-    files: list[RowFile]
-    tables: Tables
+    files: dict[Origin, list[RowFile]]
     own: dict[str, Any] | None
     about: dict[str, Any]
 
@@ -109,15 +108,15 @@ def open_inputs(
     steps = partial(Step, on_progress=on_progress)
     with (
         rows_of_source(spec, steps("reading the source", None), directory) as (own_files, own),
-        local_rows(sources, tables, steps, directory) as (paths, copied),
+        local_rows(sources, tables, steps, directory) as files,
     ):
-        files = find_row_files([*paths, *own_files])
+        files["log"] += own_files
         if skip_bad is None:
-            yield RowInputs(files, copied, own, {})
+            yield RowInputs(files, own, {})
             return
         if skip_bad < 0:
             raise RankfallError(f"skip_bad: found {skip_bad}, expected at least 0")
-        check, found = check_log(files, spec, copied, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
+        check, found = check_log(files, spec, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
         lasting = [problem for problem in check.errors if problem.dropped is None]
         if lasting:
             first = lasting[0]
@@ -128,17 +127,12 @@ def open_inputs(
                 f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {skip_bad:,}; nothing was written",
                 check,
             )
-        if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
+        if check.rows and sum(len(found.skipped(str(file))) for file in files["log"]) >= check.rows:
             raise TooManyBadError("skip_bad: every row of the log is bad", check)
-
-        def good(files: list[RowFile]) -> list[RowFile]:
-            return [replace(file, skipped=found.skipped(str(file))) for file in files]
-
-        left = {
-            origin: None if table is None else good(find_row_files(table if isinstance(table, list) else [table]))
-            for origin, table in copied.items()
+        good = {
+            origin: [replace(file, skipped=found.skipped(str(file))) for file in some] for origin, some in files.items()
         }
-        yield RowInputs(good(files), left, own, {"skipped": skipped_json(found, skip_bad)})
+        yield RowInputs(good, own, {"skipped": skipped_json(found, skip_bad)})
 
 
 class Step:
@@ -211,9 +205,7 @@ def prepare_rows(
         opened(sources, spec, tables, directory) as inputs,
     ):
         with pointing_to_check("log"):
-            raw = RawLog.open(
-                spec, inputs.files, inputs.tables, Step("reading types of text files", None, on_progress), engine
-            )
+            raw = RawLog.open(spec, inputs.files, Step("reading types of text files", None, on_progress), engine)
             order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
         fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
@@ -284,7 +276,7 @@ def check_rows(
     steps = partial(Step, on_progress=on_progress)
     spec = with_absolute_source(spec)
     with open_inputs(sources, spec, given, None, skip_bad=None, engine=engine, on_progress=on_progress) as inputs:
-        return check_log(inputs.files, spec, inputs.tables, limit=0, engine=engine, on_step=steps)[0]
+        return check_log(inputs.files, spec, limit=0, engine=engine, on_step=steps)[0]
 
 
 def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
@@ -350,11 +342,13 @@ def append_rows(
         stored = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
-            inputs = _with_newest(inputs, stored) if reopen else inputs
-            check_tables(log, inputs.tables)
+            files = inputs.files
+            for origin, file in stored.newest().items() if reopen else ():  # late rows are added to these
+                files[origin] = [file, *files.get(origin, [])]
+            check_tables(log, files)
             with pointing_to_check("log"):
                 on_text = Step("reading types of text files", None, on_progress)
-                raw = RawLog.open(spec, inputs.files, inputs.tables, on_text, engine, types=stored.types())
+                raw = RawLog.open(spec, files, on_text, engine, types=stored.types())
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
@@ -428,17 +422,6 @@ def check_same_description(spec: Spec, log: ImpressionLog) -> None:
     for key, value in ours.items():
         if value != theirs[key]:
             raise RankfallError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
-
-
-def _with_newest(inputs: RowInputs, state: StoredState) -> RowInputs:
-    """Add the rows of the newest day, which the log stores, to the late ones."""
-    newest = state.newest()
-    tables: dict[Origin, Path | list[RowFile] | None] = dict(inputs.tables)
-    if "requests" in newest:
-        late = tables.get("requests")
-        given = [] if late is None else late if isinstance(late, list) else [late]
-        tables["requests"] = find_row_files([newest["requests"], *given])
-    return inputs._replace(files=[newest["log"], *inputs.files], tables=tables)
 
 
 def _check_days(log: ImpressionLog, order: RequestOrder, *, reopen: bool) -> None:

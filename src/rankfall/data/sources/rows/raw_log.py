@@ -15,7 +15,6 @@ from rankfall.data.sources.rows.row_files import (
     ROW,
     RowFile,
     element_type,
-    find_row_files,
     joint_text_type,
     joint_type,
     plain_type,
@@ -27,7 +26,6 @@ from rankfall.encoding import BadValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.requests import BadRows
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.row_files import InvalidRow
 
     Types = dict[tuple["Origin", str], pl.DataType]
-    Tables = Mapping["Origin", Path | list[RowFile] | None]
     Headers = dict[RowFile, dict[str, pl.DataType]]
     OnProblem = Callable[[str | None, str, Sequence[RowFile]], None]
 
@@ -265,19 +262,17 @@ class RawLog:
     def open(
         cls,
         spec: Spec,
-        sources: Sequence[Path | RowFile],
-        tables: Tables,
+        files: Mapping[Origin, list[RowFile]],
         on_text: Report,
         engine: Engine,
         on_problem: OnProblem | None = None,
         types: Types | None = None,
     ) -> RawLog:
-        """Find the files, and the origin and type of every column.
+        """Find the origin and type of every column.
 
         Args:
             spec: The description of the log.
-            sources: Files or directories with the rows of the log.
-            tables: The files of the tables that are joined.
+            files: The files of the log and of the tables that are joined.
             on_text: Receives the number of rows of text files that were read to find their types.
             engine: Runs the work on the files.
             on_problem: Receives the column and the message of every problem, and the files that have it; files that
@@ -287,10 +282,7 @@ class RawLog:
         Raises:
             ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
         """
-        files: dict[Origin, list[RowFile]] = {"log": find_row_files(sources)}
-        for origin, table in tables.items():
-            if table is not None:
-                files[origin] = find_row_files(table if isinstance(table, list) else [table])
+        files = dict(files)
         headers: dict[Origin, Headers] = {}
         for origin, found in files.items():
             headers[origin] = {}

@@ -15,7 +15,15 @@ from rankfall import registry
 from rankfall._config import ConfigError, explain, shown
 from rankfall._errors import RankfallError
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
-from rankfall.data.sources.rows.row_files import LOG, SUFFIXES, RowFile, delta_files, is_visible, known_suffix
+from rankfall.data.sources.rows.row_files import (
+    LOG,
+    SUFFIXES,
+    RowFile,
+    delta_files,
+    find_row_files,
+    is_visible,
+    known_suffix,
+)
 from rankfall.registry.references import absolute, source_of
 from rankfall.storage.disk import open_new
 from rankfall.storage.files import scratch_directory
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
     from rankfall._engine import Report
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.object_storage import Location, StoredObject
-    from rankfall.data.sources.rows.raw_log import Origin, Tables
+    from rankfall.data.sources.rows.raw_log import Origin
     from rankfall.data.sources.rows.row_files import Defaults
 
     Source = Path | str | RowFile  # text is a URL
@@ -39,12 +47,9 @@ _VERSION = "version"  # an option of URLs of Delta tables
 
 @contextmanager
 def local_rows(
-    sources: Sequence[Source],
-    tables: GivenTables,
-    on_step: OnStep,
-    inside: Path | None = None,
-) -> Iterator[tuple[list[Path | RowFile], Tables]]:
-    """Yield sources and tables as local files and directories; copies of objects are deleted at the end.
+    sources: Sequence[Source], tables: GivenTables, on_step: OnStep, inside: Path | None = None
+) -> Iterator[dict[Origin, list[RowFile]]]:
+    """Yield the files of a log and of its tables as local files; copies of objects are deleted at the end.
 
     Files have their URL as label, which messages and the provenance show.
 
@@ -55,34 +60,26 @@ def local_rows(
         inside: The directory of the temporary directory; by default that of the system.
 
     Raises:
-        ValueError: If a URL is wrong, or its objects or a Delta table cannot be read.
+        ValueError: If a URL is wrong, or files, objects or a Delta table cannot be read.
     """
-    given = [*sources, *tables.values()]
-    if not any(is_url(one) and not str(one).startswith("file:") for one in given):
-        yield _resolved(sources, tables, None)
-        return
-    with scratch_directory("rankfall-objects", inside) as directory:
-        copies = _Copies(directory, on_step)
-        found = _resolved(sources, tables, copies)
-        copies.download()
-        yield found
+    given: dict[Origin, list[Source]] = {"log": [*sources]}
+    for origin, table in tables.items():
+        if table is not None:
+            given[origin] = [*table] if isinstance(table, list) else [table]
+    copies: _Copies | None = None
+    with ExitStack() as stack:
+        if any(is_url(one) and not str(one).startswith("file:") for some in given.values() for one in some):
+            copies = _Copies(stack.enter_context(scratch_directory("rankfall-objects", inside)), on_step)
+        found = {origin: [file for one in some for file in _local(one, copies)] for origin, some in given.items()}
+        if copies is not None:
+            copies.download()
+        yield {origin: find_row_files(some) for origin, some in found.items()}
 
 
-def _resolved(
-    sources: Sequence[Source], tables: GivenTables, copies: _Copies | None
-) -> tuple[list[Path | RowFile], Tables]:
-    files: list[Path | RowFile] = []
-    for source in sources:
-        found = [source] if isinstance(source, RowFile) else _local_files(source, copies)
-        files += [found] if isinstance(found, Path) else found
-    return files, {
-        origin: table if table is None or isinstance(table, list) else _local_files(table, copies)
-        for origin, table in tables.items()
-    }
-
-
-def _local_files(source: Path | str, copies: _Copies | None) -> Path | list[RowFile]:
-    """Return the local files of a URL or of a Delta table; another path is returned as it is."""
+def _local(source: Source, copies: _Copies | None) -> Sequence[Path | RowFile]:
+    """Return the local files of a URL or of a Delta table; another source is returned as it is."""
+    if isinstance(source, RowFile):
+        return [source]
     if isinstance(source, Path) or not is_url(source):
         return _from_disk(Path(source), None)
     location = parse_url(source, [_VERSION])
@@ -96,11 +93,11 @@ def _local_files(source: Path | str, copies: _Copies | None) -> Path | list[RowF
     return _from_storage(location, version, copies)
 
 
-def _from_disk(path: Path, version: int | None) -> Path | list[RowFile]:
+def _from_disk(path: Path, version: int | None) -> Sequence[Path | RowFile]:
     if (path / LOG).is_dir():
         return [RowFile(path / file.path, defaults=file.defaults) for file in delta_files(path, str(path), version)]
     _check_no_delta(str(path), version, [file.relative_to(path).as_posix() for file in path.rglob(LOG)])
-    return path
+    return [path]
 
 
 def _from_storage(location: Location, version: int | None, copies: _Copies) -> list[RowFile]:
