@@ -372,7 +372,6 @@ class Sample:
 
     frame: pl.DataFrame
     facts: dict[str, ColumnFacts]
-    is_complete: bool
 
     @cached_property
     def _keys(self) -> dict[tuple[str, bool], dict[str, float]]:
@@ -416,11 +415,9 @@ def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
     """
     chosen = [files[len(files) * number // SAMPLE_FILES] for number in range(SAMPLE_FILES)]
     chosen = list(dict.fromkeys(chosen))
-    limit = SAMPLE_ROWS // len(chosen)
-    heads = [_head(file, limit + 1, on_invalid) for file in chosen]
-    is_complete = len(chosen) == len(files) and all(len(head) <= limit for head in heads)
+    heads = [_head(file, SAMPLE_ROWS // len(chosen), on_invalid) for file in chosen]
     try:
-        frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
+        frame = pl.concat(heads, how="diagonal_relaxed")
     except pl.exceptions.SchemaError as error:
         names = ", ".join(str(file) for file in chosen)
         raise RankfallError(f"{names}: a column has types that do not fit each other: {error}") from None
@@ -429,7 +426,7 @@ def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
         raise RankfallError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
-    return Sample(typed, _all_facts(frame, typed), is_complete)
+    return Sample(typed, _all_facts(frame, typed))
 
 
 def with_table(sample: Sample, files: Sequence[RowFile], key: str, on_invalid: OnInvalid) -> Sample:

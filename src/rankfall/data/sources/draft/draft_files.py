@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def draft_files(
         if len(paths) == 1 and is_prepared(paths[0]):
             _refuse_roles(given, "prepared lists")
             config = draft_ranker_config(str(paths[0]), *_splits(list(RankingData.load(paths[0]))))
-            return Draft({CONFIG: config}, [f"rankfall train {_argument(out / CONFIG)} --out run"])
+            return Draft({CONFIG: config}, [f"rankfall train {quote(str(out / CONFIG))} --out run"])
         if found := _letor_files(paths):
             _refuse_roles(given, "LETOR text")
             return _from_letor(found, out)
@@ -206,19 +207,14 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
         draft.problems.append(str(error))
         return draft
     draft.files = {SPEC: draft_spec(sample, guesses), CONFIG: config}
-    names = " ".join(map(_argument, rows.names))
-    tables = "".join(f" --{origin} {_argument(name)}" for origin, name in rows.named_tables.items())
+    names = " ".join(map(quote, rows.names))
+    tables = "".join(f" --{origin} {quote(str(name))}" for origin, name in rows.named_tables.items())
     draft.next = [
-        f"rankfall prepare rows {names}{tables} --spec {_argument(out / SPEC)} --out {log}",
+        f"rankfall prepare rows {names}{tables} --spec {quote(str(out / SPEC))} --out {log}",
         f"rankfall data {log}",
-        f"rankfall train {_argument(out / CONFIG)} --out run",
+        f"rankfall train {quote(str(out / CONFIG))} --out run",
     ]
     return draft
-
-
-def _argument(path: Path | str) -> str:
-    text = str(path)
-    return text if re.fullmatch(r"[\w./-]+", text) else f"'{text}'"
 
 
 def _days(rows: _RowSources, sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
@@ -310,7 +306,7 @@ def _from_log(path: Path, out: Path) -> Draft:
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},
-        next=[f"rankfall data {_argument(path)}", f"rankfall train {_argument(out / CONFIG)} --out run"],
+        next=[f"rankfall data {quote(str(path))}", f"rankfall train {quote(str(out / CONFIG))} --out run"],
         checks=["quotas were guessed from the first day of the log"],
     )
 
@@ -319,13 +315,13 @@ def _from_letor(files: Sequence[Path], out: Path) -> Draft:
     names = [path.name.removesuffix(".gz").rpartition(".")[0] for path in files]
     if len(set(names)) < len(names):
         raise RankfallError(f"found the splits {', '.join(names)}, expected files with different names")
-    sources = " ".join(_argument(path) for path in files)
+    sources = " ".join(quote(str(path)) for path in files)
     return Draft(
         files={CONFIG: draft_ranker_config("lists", *_splits(names))},
         next=[
             f"rankfall prepare letor {sources} --out lists",
             "rankfall data lists",
-            f"rankfall train {_argument(out / CONFIG)} --out run",
+            f"rankfall train {quote(str(out / CONFIG))} --out run",
         ],
     )
 

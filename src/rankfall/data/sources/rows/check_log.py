@@ -290,19 +290,19 @@ class _RowCheck:
         columns = {
             _FILE: pl.lit(file, pl.Int32),
             TIME: pl.col(TIME) if TIME in rows.columns else pl.lit(0, pl.Int64),
-            _CONTENT: pl.struct(_hashed(raw, rows, name) for name in raw.columns("log")).hash(_SEED),
+            _CONTENT: pl.struct(_hashed(rows, name) for name in raw.columns("log")).hash(_SEED),
             _PORTION: (pl.col(spec.request).hash(_SEED) % self.portions).cast(pl.Int32),
             _DEPTH: pl.col(spec.stage).hash(_SEED) if spec.stage in rows.columns else pl.lit(0, pl.UInt64),
         }
         if spec.day is not None and spec.day in rows.columns:
             columns[DAY] = pl.col(spec.day).cast(pl.String)
-        shared = {f"\1{name}": _hashed(raw, rows, name) for name in _shared(raw)}
+        shared = {f"\1{name}": _hashed(rows, name) for name in _shared(raw)}
         rank = [spec.rank] if spec.rank in rows.columns else []
         keys = rows.select(batch.numbers, *dict.fromkeys([spec.request, spec.item, *rank]), **columns, **shared)
         return keys.filter(~bad)
 
 
-def _hashed(raw: RawLog, rows: pl.DataFrame, name: str) -> pl.Expr:
+def _hashed(rows: pl.DataFrame, name: str) -> pl.Expr:
     value = pl.col(name).fill_nan(None) if rows[name].dtype.is_float() else pl.col(name)
     return value.hash(_SEED).alias(name)
 
