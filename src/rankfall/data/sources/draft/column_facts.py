@@ -467,14 +467,12 @@ def _all_facts(raw: pl.DataFrame, typed: pl.DataFrame) -> dict[str, ColumnFacts]
 
 
 def _head(file: RowFile, rows: int, on_invalid: OnInvalid) -> pl.DataFrame:
-    parts: list[pl.DataFrame] = []
-    left = rows
+    parts = [pl.DataFrame(schema=file.columns())]
     for batch in _batches(file, on_invalid):
-        parts.append(batch.head(left))
-        left -= len(batch)
-        if left <= 0:
+        parts.append(batch)
+        if sum(map(len, parts)) >= rows:
             break
-    return pl.concat(parts) if parts else pl.DataFrame(schema=file.columns())
+    return pl.concat(parts[1:] or parts).head(rows)
 
 
 def _batches(file: RowFile, on_invalid: OnInvalid) -> Iterator[pl.DataFrame]:

@@ -391,7 +391,8 @@ class LogState:
         for name, frame in frames.items():
             path = directory / f"{name}.parquet"
             make_directory(path.parent)
-            _write_frame(path, frame)
+            with open_new(path) as file:
+                pa_parquet.write_table(_to_arrow(frame), file)
         counts = {"counts": self.counts.to_json(), "unknown_requests": self.unknown_requests}
         counts |= {"repeats": self.repeats.to_json()} if self.repeats.closer or self.repeats.farther else {}
         write_file(directory / "counts.json", json.dumps(counts, sort_keys=True) + "\n")
@@ -524,11 +525,6 @@ class StoredState:
             path.stem: RowFile(path, label=f"the stored rows of {day}", typed=True)
             for path in sorted((self._directory / "newest").glob("*.parquet"))
         }
-
-
-def _write_frame(path: Path, frame: pl.DataFrame) -> None:
-    with open_new(path) as file:
-        pa_parquet.write_table(_to_arrow(frame), file)
 
 
 def _write_frames(path: Path, frames: Iterator[pl.DataFrame]) -> None:

@@ -176,7 +176,9 @@ def find_columns(
             on_missing(use, message)
             continue
         way, first = ways.setdefault(use.column, (_way(use.role), origin))
-        if first == origin and _share_a_type(way, _way(use.role)):
+        # whole numbers are ids and numbers, too, so a column that is used in such ways is read once
+        same = way == _way(use.role) or {way, _way(use.role)} in ({"whole number", "id"}, {"whole number", "number"})
+        if first == origin and same:
             origins[use.column] = origin
             continue
         if not _can_be_renamed(use):
@@ -195,11 +197,6 @@ def find_columns(
 def _way(role: Role) -> str:
     """Return how a column is used, for its name: `price (as number)`."""
     return {"day": "id", "whole": "whole number"}.get(role, role)
-
-
-def _share_a_type(one: str, other: str) -> bool:
-    """Return whether a column that is used in both ways is read once; whole numbers are ids and numbers, too."""
-    return one == other or {one, other} in ({"whole number", "id"}, {"whole number", "number"})
 
 
 def _can_be_renamed(use: ColumnUse) -> bool:
