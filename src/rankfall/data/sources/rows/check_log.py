@@ -437,7 +437,7 @@ class _RequestCheck:
         rows = rows.sort(_FILE, ROW)
         first = _is_first(rows, spec.request, spec.item, _CONTENT)  # of rows that are equal in every column
         again = rows.filter(~first)
-        self._add(found, spec.item, "found a row again, with the same values in every column", again, "row")
+        self._add(found, spec.item, "duplicate row, equal in every column", again, "row")
         _drop(again, self.raw.files["log"], found)
         rows = rows.filter(first)
         again_in_request = ~_is_first(rows, spec.request, spec.item)

@@ -467,8 +467,8 @@ class RowFile:
         def handler(found: Any) -> str:
             assert on_invalid is not None
             row = found.number - 2  # Arrow counts from 1 and counts the header
-            text = f"{found.actual_columns} values for {found.expected_columns} columns"
-            return on_invalid(InvalidRow(row, "found another number of values than the file has columns", text))
+            text = f"{found.actual_columns} of {found.expected_columns} columns"
+            return on_invalid(InvalidRow(row, "wrong number of columns", text))
 
         has_unnamed = any(name.startswith(_UNNAMED) for name in columns or ())
         names = self._given_names() if has_unnamed else None
