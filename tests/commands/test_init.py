@@ -338,7 +338,7 @@ def test_a_catalogue_beside_the_log_is_used_as_table(
     printed = capsys.readouterr()
     checks = " ".join(printed.err.split())
     assert "shop/catalogue.csv has other columns than the log and one row per item, and is used with --items" in checks
-    assert "1 rows cannot be read (the first is row 401 of shop/first.csv: 2 values for 5 columns)" in checks
+    assert "1 rows cannot be read (the first is row 401 of shop/first.csv: 2 of 5 columns)" in checks
     assert "tags has several values in one text, separated by '|', and is not used" in checks
     prepare = printed.out.partition("next:\n")[2].splitlines()[0].split()[1:]
     assert prepare[2:6] == ["shop/first.csv", "shop/second.jsonl", "--items", "shop/catalogue.csv"]

@@ -413,7 +413,7 @@ def letor(
         on_notice: As for :func:`prepare`.
     """
     from rankfall.data import Recipe, prepare_letor
-    from rankfall.data.sources.letor.split_reader import check_letor
+    from rankfall.data.sources.letor.prepare_letor import check_letor
 
     if not isinstance(source, Mapping):
         raise RankfallError(f"source: found {source!r}, expected a dictionary with the files of each split")

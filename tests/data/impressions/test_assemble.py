@@ -313,9 +313,9 @@ def test_truth_goes_along() -> None:
         ({"at": [None, None, None, 0, 0]}, "column 'at': found null, expected a time"),
         (
             {"stage": ["drop", "shown", "show", "drop", "drop"]},
-            r"unknown stage 'shown', expected one of drop, show \(request 7, item 11\)",
+            r"found 'shown', expected one of drop, show \(request 7, item 11\)",
         ),
-        ({"stage": [0, 1, 2, 0, 0]}, r"unknown stage 2, expected one of 0 to 1 \(drop, show\) \(request 7, item 12\)"),
+        ({"stage": [0, 1, 2, 0, 0]}, r"found 2, expected one of 0 to 1 \(drop, show\) \(request 7, item 12\)"),
         ({"stage": [0.5, 1, 2, 0, 0]}, "column 'stage': found Float64, expected names or indices of stages"),
         ({"user_id": [-1, -1, -1, 0, 0]}, r"found -1, expected whole numbers from 0 to 4 \(request 7\)"),
         ({"size": [[1.0, 2.0], [3.0, None], [5.0, 6.0], [3.0, 4.0], [9.0, 9.0]]}, r"column 'size': .* \(request 7\)"),

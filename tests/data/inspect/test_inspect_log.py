@@ -19,8 +19,8 @@ import pytest
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions import log_writer as log_module
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.data.inspect import counters as count_module
 from rankfall.data.inspect import inspect
+from rankfall.data.inspect import inspect_log as count_module
 from rankfall.data.inspect.checks import CHECKS, LIST_CHECKS
 from support.command_line import run
 from support.logs import DAYS, ITEMS, ROWS, item_columns, random_log, spec, write_log

@@ -25,6 +25,7 @@ from rankfall.data.impressions.requests import (
     TIME,
     Counts,
     bad_inclusions,
+    bad_labels,
     bad_places,
     draw_negatives,
     full_stage_grades,
@@ -361,11 +362,8 @@ class _Builder:
 
     def _numbers(self, column: str) -> NDArray[np.float32]:
         """Return the numbers of all rows; null and NaN become 0."""
-        values = self.rows[column].cast(pl.Float32).fill_null(0).fill_nan(0).to_numpy()
-        if (bad := np.flatnonzero(np.isinf(values))).size:
-            where = row_name(self.rows, self.spec, int(bad[0]))
-            raise RankfallError(f"column {column!r}: found {values[bad[0]]}, expected finite numbers ({where})")
-        return values
+        refuse(bad_labels(self.rows, [column]), self.rows, self.spec)
+        return self.rows[column].cast(pl.Float32).fill_null(0).fill_nan(0).to_numpy()
 
     def _logged(self, column: str) -> NDArray[np.float32]:
         return self._of_chosen(self._numbers(column))

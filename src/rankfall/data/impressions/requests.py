@@ -278,45 +278,22 @@ def stage_depths(rows: pl.DataFrame, spec: Spec) -> Integers:
     Raises:
         ValueError: If a row names an unknown stage or has none of the stage flags.
     """
+    depth = np.zeros(len(rows), np.int64)
+    refuse(bad_stages(rows, spec), rows, spec)
     if spec.stage is not None:
-        return _depths_from_column(rows, spec)
-    flags = [stage.flag for stage in spec.stages]
-    if flags == [None]:
-        return np.zeros(len(rows), np.int64)
-    depth = np.full(len(rows), -1, np.int64)
-    for index, flag in enumerate(flags):
-        assert flag is not None  # validated by the spec
-        depth[above_zero(rows[flag]).to_numpy()] = index
-    if (bad := np.flatnonzero(depth < 0)).size:
-        raise RankfallError(
-            f"none of the columns {', '.join(map(str, flags))} is above 0, expected the stage that the item reached "
-            f"({row_name(rows, spec, int(bad[0]))})"
-        )
+        names, raw = spec.stage_names, rows[spec.stage]
+        if raw.dtype == pl.String:
+            raw = raw.replace_strict(names, list(range(len(names))), return_dtype=pl.Int64)
+        return raw.cast(pl.Int64).to_numpy()
+    for index, stage in enumerate(spec.stages):
+        if stage.flag is not None:
+            depth[above_zero(rows[stage.flag]).to_numpy()] = index
     return depth
 
 
 def above_zero(values: pl.Series) -> pl.Series:
     """Return which numbers are above 0. Null and NaN are not, although polars orders NaN above all numbers."""
     return values.cast(pl.Float64).fill_null(0).fill_nan(0) > 0
-
-
-def _depths_from_column(rows: pl.DataFrame, spec: Spec) -> Integers:
-    assert spec.stage is not None
-    names, raw = spec.stage_names, rows[spec.stage]
-    if raw.dtype == pl.String:
-        depth = raw.replace_strict(names, list(range(len(names))), default=-1, return_dtype=pl.Int64).to_numpy()
-    elif raw.dtype.is_integer():
-        depth = raw.cast(pl.Int64).fill_null(-1).to_numpy()
-    else:
-        raise RankfallError(f"column {spec.stage!r}: found {raw.dtype}, expected names or indices of stages")
-    if (bad := np.flatnonzero((depth < 0) | (depth >= len(names)))).size:
-        position = int(bad[0])
-        allowed = ", ".join(names) if raw.dtype == pl.String else f"0 to {len(names) - 1} ({', '.join(names)})"
-        raise RankfallError(
-            f"column {spec.stage!r}: found the unknown stage {raw[position]!r}, expected one of {allowed} "
-            f"({row_name(rows, spec, position)})"
-        )
-    return depth
 
 
 def row_name(rows: pl.DataFrame, spec: Spec, position: int) -> str:
@@ -351,6 +328,31 @@ def bad_places(rows: pl.DataFrame, columns: Iterable[str | None]) -> Iterator[Ba
             yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
 
 
+def bad_stages(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
+    """Yield the rows of unknown stages, or those without any of the stage flags."""
+    names = spec.stage_names
+    flags = [stage.flag for stage in spec.stages if stage.flag is not None and stage.flag in rows.columns]
+    if spec.stage is not None and spec.stage in rows.columns:
+        raw = rows[spec.stage]
+        if raw.dtype != pl.String and not raw.dtype.is_integer():
+            raise RankfallError(f"column {spec.stage!r}: found {raw.dtype}, expected names or indices of stages")
+        known = raw.is_in(names) if raw.dtype == pl.String else raw.is_between(0, len(names) - 1)
+        allowed = ", ".join(names) if raw.dtype == pl.String else f"0 to {len(names) - 1} ({', '.join(names)})"
+        yield BadRows(spec.stage, f"found an unknown stage, expected one of {allowed}", ~known.fill_null(False), raw)
+    elif len(flags) == len(names):
+        above = rows.select(above_zero(rows[flag]) for flag in flags)
+        reached = above.select(pl.any_horizontal(pl.all())).to_series()
+        yield BadRows(", ".join(flags), "found none above 0, expected the stage that the item reached", ~reached)
+
+
+def bad_labels(rows: pl.DataFrame, columns: Iterable[str | None]) -> Iterator[BadRows]:
+    """Yield the rows with an infinite label."""
+    for column in dict.fromkeys(columns):
+        if column is not None and column in rows.columns:
+            infinite = rows[column].cast(pl.Float64).cast(pl.Float32, strict=False).is_infinite().fill_null(False)
+            yield BadRows(column, "found an infinite number, expected finite numbers", infinite, rows[column])
+
+
 def bad_inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
     """Yield the rows whose probability of being drawn is none."""
     if spec.inclusion is not None and spec.inclusion in rows.columns:
@@ -363,11 +365,13 @@ def bad_inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
 def refuse(problems: Iterable[BadRows], rows: pl.DataFrame, spec: Spec) -> None:
     """Raise an error that names the first row with one of these problems."""
     for problem in problems:
-        if problem.mask.any() and problem.values is not None:
+        if problem.mask.any():
             position = int(problem.mask.arg_max() or 0)
-            found, expected = problem.values[position], problem.problem.partition(", ")[2]
+            found, _, expected = problem.problem.partition(", ")
+            if problem.values is not None:
+                found = f"found {problem.values[position]!r}"
             where = row_name(rows, spec, position)
-            raise RankfallError(f"column {problem.column!r}: found {found}, {expected} ({where})")
+            raise RankfallError(f"column {problem.column!r}: {found}, {expected} ({where})")
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Figures of an impression log, and warnings about common mistakes.
 
-:func:`inspect` reads a log once: ``impression_blocks`` reads it, ``counters`` and ``day_counter`` count, ``figures``
-are the results, and ``checks`` derive warnings from them::
+:func:`inspect` reads a log once: ``inspection`` has the results and reads blocks, ``inspect_log`` counts,
+and ``checks`` derive warnings from the figures::
 
     figures = inspect(ImpressionLog.load("log"))
     for warning in figures.warnings:

@@ -16,7 +16,7 @@ from rankfall.data.inspect.inspection import LogWarning
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rankfall.data.inspect.inspection import DayFigures, Inspection, StageFigures, ValueCounts
+    from rankfall.data.inspect.inspection import DayFigures, Inspection
     from rankfall.data.lists.ranking_data import RankingData, RankingSplit
 
     Check = Callable[[Inspection], Iterator[str]]
@@ -41,12 +41,6 @@ def find_warnings(figures: Inspection) -> list[LogWarning]:
 # --- damage -----------------------------------------------------------------------------------------------------
 
 
-def uneven_lists(figures: Inspection) -> Iterator[str]:
-    """Impressions whose columns have different numbers of items."""
-    for count, where in _found(figures, "uneven"):
-        yield f"impressions with lists of different lengths, which all figures leave out: {count:,} ({where})"
-
-
 def ids_outside(figures: Inspection) -> Iterator[str]:
     """Ids that are outside of their embedding table."""
     for feature in figures.ids:
@@ -61,34 +55,10 @@ def ids_outside(figures: Inspection) -> Iterator[str]:
             yield f"items.arrow, {column}: {counts.outside:,} ids are outside of their embedding"
 
 
-def wrong_depths(figures: Inspection) -> Iterator[str]:
-    """Depths that are not the index of a stage."""
-    for count, where in _found(figures, "wrong_depths"):
-        yield f"items with a depth that is not the index of a stage: {count:,} ({where})"
-
-
-def unknown_items(figures: Inspection) -> Iterator[str]:
-    """Items of impressions that the item table lacks."""
-    for count, where in _found(figures, "unknown_items"):
-        yield f"items that are not in items.arrow: {count:,} ({where})"
-
-
 def unsorted_items(figures: Inspection) -> Iterator[str]:
     """An item table that is not sorted, which lookups need."""
     if figures.items.unsorted:
         yield f"items.arrow: {figures.items.unsorted:,} rows are not above the row before; it must be sorted by item"
-
-
-def repeated_items(figures: Inspection) -> Iterator[str]:
-    """Items that occur twice in an impression."""
-    for count, where in _found(figures, "repeated_items"):
-        yield f"items that occur twice in their impression: {count:,} ({where})"
-
-
-def repeated_requests(figures: Inspection) -> Iterator[str]:
-    """Requests that occur twice in the log, so that tests may use training data."""
-    for count, where in _found(figures, "repeated_requests"):
-        yield f"impressions whose request occurs earlier in the log: {count:,} ({where})"
 
 
 # --- labels and stages ------------------------------------------------------------------------------------------
@@ -135,7 +105,8 @@ def empty_stages(figures: Inspection) -> Iterator[str]:
 def short_stages(figures: Inspection) -> Iterator[str]:
     """Stages with far fewer items than their sample size."""
     for place, stage in enumerate(figures.stages):
-        days = [day for day in figures.days if _is_short(day.stages[place], day.impressions)]
+        least = SHORT_STAGE * (stage.sample or 0)  # items per impression
+        days = [day for day in figures.days if 0 < day.stages[place].items < least * day.impressions]
         if days:
             items, short = (sum(getattr(day.stages[place], of) for day in days) for of in ("items", "short"))
             impressions = sum(day.impressions for day in days)
@@ -146,21 +117,11 @@ def short_stages(figures: Inspection) -> Iterator[str]:
             )
 
 
-def _is_short(stage: StageFigures, impressions: int) -> bool:
-    return stage.items > 0 and stage.items < SHORT_STAGE * (stage.sample or 0) * impressions
-
-
 def contradicting_relevance(figures: Inspection) -> Iterator[str]:
     """Relevance that contradicts the stage that defines it."""
     for count, where in _found(figures, "contradictions"):
         rule = f"exactly those that reached stage {figures.relevant_stage!r} are relevant"
         yield f"items that contradict the rule that {rule}: {count:,} ({where})"
-
-
-def contradicting_grades(figures: Inspection) -> Iterator[str]:
-    """Grades that do not increase with the depth."""
-    for count, where in _found(figures, "wrong_grades"):
-        yield f"impressions with an item graded no better than one that was dropped earlier: {count:,} ({where})"
 
 
 def degenerate_grades(figures: Inspection) -> Iterator[str]:
@@ -226,13 +187,10 @@ def small_days(figures: Inspection) -> Iterator[str]:
 def missing_features(figures: Inspection) -> Iterator[str]:
     """Features without any value."""
     for column in [ids.column for ids in figures.ids] + [numbers.column for numbers in figures.numbers]:
-        days = [day for day in figures.days if _all_missing(day.features[column])]
+        of_day = [(day, day.features[column]) for day in figures.days]
+        days = [day for day, counts in of_day if 0 < counts.values == counts.missing]
         if days:
             yield f"{column} has no value ({_on(days, figures)})"
-
-
-def _all_missing(counts: ValueCounts) -> bool:
-    return counts.values > 0 and counts.missing == counts.values
 
 
 def constant_features(figures: Inspection) -> Iterator[str]:
@@ -264,7 +222,8 @@ def huge_numbers(figures: Inspection) -> Iterator[str]:
     """Numbers that are too large for the input of a network."""
     for numbers in figures.numbers:
         largest = max(abs(numbers.min), abs(numbers.max))
-        if _is_input(numbers.column) and numbers.counts.missing < numbers.counts.values and largest > HUGE:
+        is_input = numbers.column.startswith(("user.", "context.", "item."))
+        if is_input and numbers.counts.missing < numbers.counts.values and largest > HUGE:
             yield (
                 f"{numbers.column} ranges from {numbers.min:g} to {numbers.max:g}; consider log1p, standardise or "
                 "bucketize"
@@ -340,14 +299,25 @@ def leaking_sequences(figures: Inspection) -> Iterator[str]:
             )
 
 
+def _counted(name: str, figure: str, what: str) -> Check:
+    """Return the check that counts a figure of all days."""
+
+    def check(figures: Inspection) -> Iterator[str]:
+        for count, where in _found(figures, figure):
+            yield f"{what}: {count:,} ({where})"
+
+    check.__name__ = name
+    return check
+
+
 CHECKS: list[Check] = [
-    uneven_lists,
+    _counted("uneven_lists", "uneven", "impressions with lists of different lengths, which all figures leave out"),
     ids_outside,
-    wrong_depths,
-    unknown_items,
+    _counted("wrong_depths", "wrong_depths", "items with a depth that is not the index of a stage"),
+    _counted("unknown_items", "unknown_items", "items that are not in items.arrow"),
     unsorted_items,
-    repeated_items,
-    repeated_requests,
+    _counted("repeated_items", "repeated_items", "items that occur twice in their impression"),
+    _counted("repeated_requests", "repeated_requests", "impressions whose request occurs earlier in the log"),
     empty_impressions,
     no_relevant_items,
     impressions_without_relevant,
@@ -355,7 +325,11 @@ CHECKS: list[Check] = [
     empty_stages,
     short_stages,
     contradicting_relevance,
-    contradicting_grades,
+    _counted(
+        "contradicting_grades",
+        "wrong_grades",
+        "impressions with an item graded no better than one that was dropped earlier",
+    ),
     degenerate_grades,
     grades_of_production,
     days_out_of_order,
@@ -382,10 +356,6 @@ def _found(figures: Inspection, figure: str) -> Iterator[tuple[int, str]]:
     days = [day for day in figures.days if getattr(day, figure)]
     if days:
         yield sum(getattr(day, figure) for day in days), _on(days, figures)
-
-
-def _is_input(column: str) -> bool:
-    return column.split(".")[0] in ("user", "context", "item")
 
 
 def _on(days: list[DayFigures], figures: Inspection) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,7 @@ class ValueCounts:
 
     def __add__(self, other: ValueCounts) -> ValueCounts:
         """Return the sum of both counts."""
-        return ValueCounts(
-            self.values + other.values,
-            self.missing + other.missing,
-            self.unseen + other.unseen,
-            self.outside + other.outside,
-        )
+        return ValueCounts(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +58,11 @@ class StageFigures:
     relevant: int
     empty: int  # impressions without any
     short: int  # impressions with fewer than the sample
+
+    def __add__(self, other: StageFigures) -> StageFigures:
+        """Return the figures of this stage on the days of both."""
+        counts = ("items", "relevant", "empty", "short")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in counts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,39 +248,23 @@ def read_blocks(day: Day, spec: Spec) -> Iterator[tuple[ImpressionBlock, int]]:
     check_schema(table.schema, spec, f"path: {day.file}")
     if len(table) != len(day):
         raise RankfallError(f"path: {day.file} has {len(table):,} impressions, its manifest states {len(day):,}")
-    groups = _lists_of_one_length(table.schema)
-    for batch in table.to_batches():
-        _check_content(batch, str(day.file))
-        even = _even(batch, groups)
-        uneven = len(batch) - int(np.count_nonzero(even))
-        yield ImpressionBlock(batch.filter(pa.array(even)) if uneven else batch), uneven
-
-
-def _check_content(batch: pa.RecordBatch, path: str) -> None:
-    try:
-        batch.validate(full=True)  # invalid offsets must not be dereferenced
-    except pa.ArrowInvalid as error:
-        raise RankfallError(f"path: {path} is damaged ({error})") from None
-    check_no_nulls(batch, f"path: {path}")
-
-
-def _lists_of_one_length(schema: pa.Schema) -> list[list[str]]:
-    """Group columns whose lists must have equal lengths: those of items, and those of each sequence."""
-    groups: dict[str, list[str]] = {}
-    for field in schema:
+    groups: dict[str, list[str]] = {}  # columns whose lists have equal lengths: those of items, and of each sequence
+    for field in table.schema:
         if pa.types.is_list(field.type) and field.name != "left_out":  # its items are not the candidates
             of = field.name.split(".")[1] if field.name.startswith("sequence.") else ""
             groups.setdefault(of, []).append(field.name)
-    return list(groups.values())
-
-
-def _even(batch: pa.RecordBatch, groups: list[list[str]]) -> NDArray[np.bool_]:
-    even = np.ones(len(batch), np.bool_)
-    for first, *others in groups:
-        lengths = _lengths(batch[first])
-        for column in others:
-            even &= _lengths(batch[column]) == lengths
-    return even
+    for batch in table.to_batches():
+        try:
+            batch.validate(full=True)  # invalid offsets must not be dereferenced
+        except pa.ArrowInvalid as error:
+            raise RankfallError(f"path: {day.file} is damaged ({error})") from None
+        check_no_nulls(batch, f"path: {day.file}")
+        even = np.ones(len(batch), np.bool_)
+        for first, *others in groups.values():
+            for column in others:
+                even &= _lengths(batch[column]) == _lengths(batch[first])
+        uneven = len(batch) - int(np.count_nonzero(even))
+        yield ImpressionBlock(batch.filter(pa.array(even)) if uneven else batch), uneven
 
 
 def _lengths(lists: pa.Array) -> NDArray[np.int64]:

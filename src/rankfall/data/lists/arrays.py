@@ -112,7 +112,17 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
             f"{where}qid (or a column {QID!r} of the data frame) the query of each row"
         )
     if group is not None:
-        sizes = _sizes(group, rows, f"{where}group")
+        sizes, name = to_array(group, where=f"{where}group"), f"{where}group"
+        if sizes.ndim != 1 or not len(sizes):
+            raise RankfallError(f"{name}: found shape {sizes.shape}, expected the size of each list")
+        bad = (sizes < 1) | (sizes != np.floor(sizes))
+        if bad.any():
+            raise RankfallError(f"{name}: found {sizes[bad.argmax()]:g}, expected whole numbers of at least 1")
+        if (total := int(sizes.sum())) != rows:
+            raise RankfallError(
+                f"{name}: found sizes that add up to {total:,}, expected {rows:,}, the number of rows of X"
+            )
+        sizes = sizes.astype(np.int64)
         return np.concatenate([[0], np.cumsum(sizes)]), [str(number) for number in range(len(sizes))]
     names = np.asarray(qid.to_numpy() if hasattr(qid, "to_numpy") else qid)
     if names.shape != (rows,):
@@ -126,20 +136,6 @@ def to_offsets(rows: int, *, group: Any, qid: Any, where: str = "") -> tuple[NDA
             "sort all arguments by qid"
         )
     return np.concatenate([starts, [rows]]), kept
-
-
-def _sizes(group: Any, rows: int, where: str) -> NDArray[np.int64]:
-    sizes = to_array(group, where=where)
-    if sizes.ndim != 1 or not len(sizes):
-        raise RankfallError(f"{where}: found shape {sizes.shape}, expected the size of each list")
-    bad = (sizes < 1) | (sizes != np.floor(sizes))
-    if bad.any():
-        raise RankfallError(f"{where}: found {sizes[bad.argmax()]:g}, expected whole numbers of at least 1")
-    if (total := int(sizes.sum())) != rows:
-        raise RankfallError(
-            f"{where}: found sizes that add up to {total:,}, expected {rows:,}, the number of rows of X"
-        )
-    return sizes.astype(np.int64)
 
 
 def split_of(

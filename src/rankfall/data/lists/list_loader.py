@@ -130,7 +130,11 @@ class Lists:
         rows = spans(self.starts[lists], lengths)
         if rng is not None:
             kept = lengths if max_list is None else np.minimum(lengths, max_list)
-            rows = rows[_draw(lengths, kept, rng)]
+            # `kept` random documents of each list, in random order
+            span = np.repeat(np.arange(len(lengths)), lengths)
+            order = np.lexsort((rng.random(len(span)), span))
+            place = spans(np.zeros_like(lengths), lengths)
+            rows = rows[order[place < np.repeat(kept, lengths)]]
             lengths = kept
         elif max_list is not None:
             raise RankfallError("rng: found None, but max_list samples long lists and needs a generator")
@@ -252,14 +256,6 @@ class ListLoader:
             batch = self.lists.batch(numbers, rng=rng, max_list=self.max_list)
             self._received = number, dict(rng.bit_generator.state)
             yield batch if self.world == 1 else batch.part(rank_share(len(batch), self.rank, self.world))
-
-
-def _draw(lengths: Indices, kept: Indices, rng: np.random.Generator) -> Indices:
-    """Draw `kept` random positions, in random order, from each of the consecutive spans of these lengths."""
-    span = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.lexsort((rng.random(len(span)), span))
-    rank = spans(np.zeros_like(lengths), lengths)
-    return order[rank < np.repeat(kept, lengths)]
 
 
 def _cut(numbers: Indices, size: int) -> list[Indices]:

@@ -37,9 +37,7 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
 }
 _DENIED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "EXPIRED_TOKEN", "INVALID_TOKEN")
-_THREADS = (
-    8  # one connection does not use the bandwidth of a network, and small objects wait for answers most of the time
-)
+_THREADS = 8  # one connection does not use the bandwidth of a network, and small objects wait most of the time
 _CHANGED = "the object changed while it was read; run the command again when it is complete"
 _BLOCK_BYTES = 2**23
 _RETRY_SECONDS = 60
@@ -188,7 +186,15 @@ def download(objects: Mapping[Path, StoredObject], on_bytes: Report) -> None:
     Raises:
         ValueError: If the disk has too little space, or an object cannot be read, changes or disappears.
     """
-    _check_space(objects)
+    needed = sum(one.size for one in objects.values())
+    for directory in {path.parent for path in objects}:
+        make_directory(directory)
+        free = shutil.disk_usage(directory).free
+        if needed > free:
+            raise RankfallError(
+                f"{directory}: found {free:,} bytes of free space, expected at least {needed:,} for copies of "
+                f"{len(objects):,} objects"
+            )
     written = dict.fromkeys(objects, 0)
     stop = threading.Event()
     reported = 0
@@ -206,18 +212,6 @@ def download(objects: Mapping[Path, StoredObject], on_bytes: Report) -> None:
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _check_space(objects: Mapping[Path, StoredObject]) -> None:
-    needed = sum(one.size for one in objects.values())
-    for directory in {path.parent for path in objects}:
-        make_directory(directory)
-        free = shutil.disk_usage(directory).free
-        if needed > free:
-            raise RankfallError(
-                f"{directory}: found {free:,} bytes of free space, expected at least {needed:,} for copies of "
-                f"{len(objects):,} objects"
-            )
 
 
 def _copy(one: StoredObject, path: Path, written: dict[Path, int], stop: threading.Event) -> None:

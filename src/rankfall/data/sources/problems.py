@@ -133,20 +133,7 @@ class DataCheck(Tables, Result):
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `problems`, one per problem, with the first places as text."""
-        return {
-            "problems": [
-                {
-                    "level": one.level,
-                    "column": one.column,
-                    "problem": one.problem,
-                    "count": one.count,
-                    "unit": one.unit,
-                    "dropped": one.dropped,
-                    "places": "; ".join(map(str, one.places)),
-                }
-                for one in self.problems
-            ]
-        }
+        return {"problems": [one.to_json() | {"places": "; ".join(map(str, one.places))} for one in self.problems]}
 
 
 @dataclass

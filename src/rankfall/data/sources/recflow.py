@@ -15,6 +15,7 @@ the rerank stages logged.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -34,9 +35,9 @@ from rankfall.data.impressions.encoding import hash_values, to_times
 from rankfall.data.impressions.log import ImpressionLog, is_log
 from rankfall.data.impressions.requests import above_zero, check_seed
 from rankfall.data.impressions.spec import validate_spec
-from rankfall.data.sources.rows.prepare_rows import append_rows, check_rows, prepare_rows
+from rankfall.data.sources.rows.prepare_rows import Step, append_rows, check_rows, prepare_rows
 from rankfall.data.sources.rows.raw_log import RowBatch, column_uses
-from rankfall.data.sources.rows.row_files import RowFile, to_type
+from rankfall.data.sources.rows.row_files import ROW, RowFile, to_type
 from rankfall.data.sources.safe_pickle import read_dict, read_pairs
 from rankfall.encoding import combine
 from rankfall.storage.disk import delete_tree, make_directory, open_new, rename
@@ -45,8 +46,6 @@ from rankfall.storage.files import about_file, fresh_directory, new_content, scr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.spec import Spec
@@ -139,8 +138,6 @@ def rank_expression(stages: Literal[2, 3]) -> pl.Expr:
 
     RecFlow has one column of ranks per stage.
     """
-    import polars as pl
-
     in_rank = (pl.col("rank_pos") > 0) | (pl.col("rank_neg") > 0)
     in_rerank = (pl.col("rerank_pos") > 0) | (pl.col("rerank_neg") > 0)
     rank = pl.when(in_rank).then(pl.col("rank_index")).otherwise(None)
@@ -151,8 +148,6 @@ def rank_expression(stages: Literal[2, 3]) -> pl.Expr:
 
 def position_expression() -> pl.Expr:
     """Return the place at which an item was shown: its rank in mix-ranking if the user saw it, else null."""
-    import polars as pl
-
     shown = pl.col("realshow").cast(pl.Float64).fill_nan(0) > 0
     return pl.when(shown & (pl.col("rerank_index") >= 0)).then(pl.col("rerank_index")).otherwise(None).alias(POSITION)
 
@@ -203,25 +198,29 @@ def prepare_recflow(
     """
     check_seed(seed)
     with fresh_directory(out, is_log, force=force) as directory:
-        opened = _open(source, directory, stages, days, sequences, engine, on_progress)
+        found = _find_days(source, stages, days, sequences, engine)
+        rows, spooled = _read_days(found, directory, {}, engine, on_progress)
         prepare_rows(
-            opened.rows,
+            rows,
             directory / "log",
-            opened.spec,
-            requests=opened.requests,
+            found.spec,
+            requests=spooled,
             seed=seed,
             fit_days=1,  # nothing is fitted; days that are appended later do not change this number
             skip_bad=skip_bad,
             about={
                 "command": "prepare recflow",
-                "sequences": opened.origin,
-                "tables": _tables(opened.pickles),
-                "left_out": {NO_STAGE: _rows_without_stage(opened.files, opened.spec, engine)},
+                "sequences": found.origin,
+                "tables": _tables(found.pickles),
+                "left_out": {NO_STAGE: _rows_without_stage(found.files, found.spec, engine)},
             },
             engine=engine,
             on_progress=on_progress,
         )
-        _keep_only(directory / "log", directory)
+        delete_tree(directory / "sequences", missing_ok=True)
+        for path in list((directory / "log").iterdir()):
+            rename(path, directory / path.name)
+        delete_tree(directory / "log")
     return ImpressionLog.load(out)
 
 
@@ -258,14 +257,16 @@ def append_recflow(
     files = _new_files(_day_files(source), days, log)
     with scratch_directory("rankfall-recflow") as directory:
         earlier = {} if about["sequences"] != "log" else _earlier_files(source, log)
-        opened = _read_days(source, files, directory, log.spec, about["sequences"], earlier, engine, on_progress)
+        pickles = _pickles(source, files) if about["sequences"] == "pickle" else []
+        new = _Days(files, log.spec, about["sequences"], pickles)
+        rows, spooled = _read_days(new, directory, earlier, engine, on_progress)
         left_out = about["left_out"][NO_STAGE] + _rows_without_stage(files, log.spec, engine)
         return append_rows(
-            opened.rows,
+            rows,
             path,
-            requests=opened.requests,
+            requests=spooled,
             skip_bad=skip_bad,
-            about={"tables": _tables(opened.pickles), "left_out": {NO_STAGE: left_out}},
+            about={"tables": _tables(pickles), "left_out": {NO_STAGE: left_out}},
             engine=engine,
             on_progress=on_progress,
         )
@@ -297,35 +298,26 @@ def check_recflow(
         ValueError: If a file is missing or damaged, or has wrong columns.
     """
     with scratch_directory("rankfall-recflow") as directory:
-        opened = _open(source, directory, stages, days, sequences, engine, on_progress)
-        return check_rows(opened.rows, opened.spec, requests=opened.requests, engine=engine, on_progress=on_progress)
+        found = _find_days(source, stages, days, sequences, engine)
+        rows, spooled = _read_days(found, directory, {}, engine, on_progress)
+        return check_rows(rows, found.spec, requests=spooled, engine=engine, on_progress=on_progress)
 
 
-class _Opened(NamedTuple):
-    """A directory whose files were found and whose sequences were read."""
+class _Days(NamedTuple):
+    """The files of days, the description of their rows and the origin of their sequences."""
 
     files: dict[str, Path]
-    rows: list[RowFile]
     spec: Spec
     origin: Sequences
     pickles: list[Path]
-    requests: Path | None  # the sequences
 
 
-def _open(
-    source: Path,
-    directory: Path,
-    stages: Literal[2, 3],
-    days: str | None,
-    sequences: Sequences | None,
-    engine: Engine,
-    on_progress: OnProgress,
-) -> _Opened:
-    """Find the files, describe their columns, and write the sequences to a subdirectory of `directory`."""
+def _find_days(
+    source: Path, stages: Literal[2, 3], days: str | None, sequences: Sequences | None, engine: Engine
+) -> _Days:
     files = _chosen(_day_files(source), days)
     origin: Sequences = sequences or ("pickle" if (source / PICKLES).is_dir() else "log")
-    for day in files if origin == "pickle" else ():
-        _pickle_of(source, day)
+    pickles = _pickles(source, files) if origin == "pickle" else []
     spec = recflow_spec(_id_counts(source, files, engine), stages=stages)
     found = [RowFile(path).columns() for path in files.values()]
     if all(TRUTH in columns for columns in found):
@@ -334,56 +326,44 @@ def _open(
         spec = spec.model_copy(update={"position": POSITION})
     if origin == "none":
         spec = spec.model_copy(update={"sequences": {}})
-    return _read_days(source, files, directory, spec, origin, {}, engine, on_progress)
+    return _Days(files, spec, origin, pickles)
 
 
 def _read_days(
-    source: Path,
-    files: dict[str, Path],
-    directory: Path,
-    spec: Spec,
-    origin: Sequences,
-    earlier: Mapping[str, Path],
-    engine: Engine,
-    on_progress: OnProgress,
-) -> _Opened:
-    """Check the columns of days, and write their sequences to a subdirectory of `directory`.
+    days: _Days, directory: Path, earlier: Mapping[str, Path], engine: Engine, on_progress: OnProgress
+) -> tuple[list[RowFile], Path | None]:
+    """Check the columns of days; return their rows, and the subdirectory of `directory` with their sequences.
 
     Args:
-        source: The directory in RecFlow's layout.
-        files: The files of the days.
+        days: The days.
         directory: A temporary directory.
-        spec: The description of the log.
-        origin: The origin of sequences.
         earlier: Files of earlier days, with which sequences from the log itself begin.
         engine: Runs the work on files.
         on_progress: Receives the progress of each step.
     """
+    files, spec, origin, pickles = days
     stages: Literal[2, 3] = 2 if spec.stage_names == list(STAGES[2]) else 3
-    pickles = [_pickle_of(source, day) for day in files] if origin == "pickle" else []
+    needed = [use.column for use in column_uses(spec) if use.role != "sequence" and use.column not in (RANK, POSITION)]
     for path in files.values():
-        _check_columns(path, _needed(spec, stages))
+        _check_columns(path, [*needed, *rank_expression(stages).meta.root_names()])
         _check_marks(path)
-    spooled = directory / "sequences"
-    if origin == "pickle":
-        make_directory(spooled)
-        by_day = dict(zip(files, pickles, strict=True))
-        _spool_pickles(spooled, by_day, _Reading(on_progress), engine)
-        _check_once(by_day, spooled)
-    elif origin == "log":
-        make_directory(spooled)
-        _spool_log(spooled, files, _Reading(on_progress), earlier)
-        _check_once(files, spooled)
     rows: list[RowFile] = [_DayFile(path, stages) for path in files.values()]
-    return _Opened(files, rows, spec, origin, pickles, None if origin == "none" else spooled)
-
-
-def _keep_only(made: Path, directory: Path) -> None:
-    """Move the finished log to its place and delete the temporary files."""
-    delete_tree(directory / "sequences", missing_ok=True)
-    for path in list(made.iterdir()):
-        rename(path, directory / path.name)
-    delete_tree(made)
+    if origin == "none":
+        return rows, None
+    spooled = directory / "sequences"
+    make_directory(spooled)
+    reading = Step("reading sequences", None, on_progress)
+    if origin == "pickle":
+        with closing(engine.map(partial(_spool_pickle, spooled), zip(files, pickles, strict=True), reading)) as done:
+            deque(done, maxlen=0)
+    else:  # the videos watched before each request, as far as the chosen days and earlier ones have them
+        history = EventHistory(HISTORY_LENGTH, ITEM_IDS)
+        for path in earlier.values():
+            reading(len(_views_before(path, history)))
+        for day, path in files.items():
+            _spool(spooled / f"{day}.arrow", [_views_before(path, history)], reading)
+    _check_once(dict(zip(files, pickles or files.values(), strict=True)), spooled)
+    return rows, spooled
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -392,13 +372,10 @@ def _keep_only(made: Path, directory: Path) -> None:
 def _day_files(source: Path) -> dict[str, Path]:
     files = {path.stem: path for path in sorted((source / ROWS).glob("*.feather"))}
     if not files:
-        only = " (request_id_dict is not enough: it has no users and no times)" if _has_request_dict(source) else ""
+        has_dict = any((source / "request_id_dict").glob("*.pkl"))
+        only = " (request_id_dict is not enough: it has no users and no times)" if has_dict else ""
         raise RankfallError(f"{source / ROWS}: found no file DATE.feather{only}")
     return files
-
-
-def _has_request_dict(source: Path) -> bool:
-    return any((source / "request_id_dict").glob("*.pkl"))
 
 
 def _chosen(files: dict[str, Path], days: str | None) -> dict[str, Path]:
@@ -444,11 +421,12 @@ def _tables(pickles: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     return {"requests": [about_file(path) for path in pickles]} if pickles else {}
 
 
-def _pickle_of(source: Path, day: str) -> Path:
-    path = source / PICKLES / f"{day}.pkl"
-    if not path.is_file():
-        raise RankfallError(f"{path} does not exist (--sequences log makes sequences from the log itself)")
-    return path
+def _pickles(source: Path, days: Iterable[str]) -> list[Path]:
+    paths = [source / PICKLES / f"{day}.pkl" for day in days]
+    for path in paths:
+        if not path.is_file():
+            raise RankfallError(f"{path} does not exist (--sequences log makes sequences from the log itself)")
+    return paths
 
 
 def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[str, int]:
@@ -463,14 +441,10 @@ def _id_counts(source: Path, files: Mapping[str, Path], engine: Engine) -> dict[
             published[key.strip()] = count  # one release has a space before a name
     missing = [name for name in (*USER_IDS, *ITEM_IDS) if name not in published]
     if missing:
-        published |= _largest_ids(files, missing, engine)
+        with closing(engine.map(partial(_largest_of_day, missing), files.values())) as found_ids:
+            largest = [max(of_day) for of_day in zip(*found_ids, strict=True)]
+        published |= {name: value + 1 for name, value in zip(missing, largest, strict=True)}
     return {name: published[name] for name in (*USER_IDS, *ITEM_IDS)}
-
-
-def _largest_ids(files: Mapping[str, Path], columns: Sequence[str], engine: Engine) -> dict[str, int]:
-    with closing(engine.map(partial(_largest_of_day, columns), files.values())) as found:
-        largest = [max(of_day) for of_day in zip(*found, strict=True)]
-    return {name: value + 1 for name, value in zip(columns, largest, strict=True)}
 
 
 def _largest_of_day(columns: Sequence[str], path: Path, report: Report) -> list[int]:
@@ -491,7 +465,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
     found = RowFile(path).columns()
     for name in columns:
-        if name not in found:
+        if name not in found and name != ROW:
             raise RankfallError(f"{path}: found no column {name!r}{did_you_mean(name, found)}")
 
 
@@ -513,12 +487,6 @@ def _whole(path: Path, values: pl.Series) -> pl.Series:
     except ValueError as error:
         raise RankfallError(f"{path}: {error}") from None
     raise RankfallError(f"{path}: column {values.name!r}: found {values.dtype}, expected whole numbers")
-
-
-def _needed(spec: Spec, stages: Literal[2, 3]) -> list[str]:
-    """Return the columns of the files that the description needs."""
-    asked = [use.column for use in column_uses(spec) if use.role != "sequence" and use.column not in (RANK, POSITION)]
-    return [*asked, *rank_expression(stages).meta.root_names()]
 
 
 def _rows_without_stage(files: Mapping[str, Path], spec: Spec, engine: Engine) -> int:
@@ -562,18 +530,6 @@ class _DayFile(RowFile):
 # --- sequences --------------------------------------------------------------------------------------------------
 
 
-class _Reading:
-    """Reports the number of requests whose sequences were read."""
-
-    def __init__(self, on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
-        self._done = 0
-
-    def __call__(self, requests: int) -> None:
-        self._done += requests
-        self._on_progress("reading sequences", self._done, None)
-
-
 def _spool(path: Path, portions: Iterable[pl.DataFrame], report: Report) -> None:
     """Write the sequences of a day's requests to a file."""
     schema = pa.schema([(_REQUEST, pa.int64()), *((name, pa.large_list(pa.int64())) for name in _LISTS)])
@@ -600,12 +556,6 @@ def _check_once(sources: Mapping[str, Path], directory: Path) -> None:
         raise RankfallError(f"{second}: the request {again[_REQUEST][0]} occurs {where}")
 
 
-def _spool_pickles(directory: Path, files: Mapping[str, Path], report: Report, engine: Engine) -> None:
-    with closing(engine.map(partial(_spool_pickle, directory), files.items(), report)) as days:
-        for _ in days:
-            pass
-
-
 def _spool_pickle(directory: Path, part: tuple[str, Path], report: Report) -> None:
     day, path = part
     _spool(directory / f"{day}.arrow", (_lists_of(path, pairs) for pairs in read_pairs(path)), report)
@@ -625,7 +575,10 @@ def _lists_of(path: Path, pairs: Sequence[tuple[str | int, Any]]) -> pl.DataFram
     real = rows[:, EVENT_TIME] > 0
     lengths = np.bincount(owner[real], minlength=len(pairs))
     columns = [rows[real, EVENT_COLUMNS.index(name)] for name in ITEM_IDS]
-    return _lists([request for request, _ in pairs], lengths, columns)
+    edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    lists = [pa.LargeListArray.from_arrays(edges, pa.array(np.ascontiguousarray(values))) for values in columns]
+    requests = pa.array([request for request, _ in pairs], pa.int64())
+    return pl.DataFrame(pa.table([requests, *lists], names=[_REQUEST, *_LISTS]))
 
 
 def _is_events(events: object) -> bool:
@@ -650,35 +603,16 @@ def _quoted(value: object) -> str:
     return shown(value) if value is None or isinstance(value, str | int | float) else _shape(value)
 
 
-def _lists(requests: Sequence[Any], lengths: NDArray[np.int64], columns: Sequence[NDArray[np.int64]]) -> pl.DataFrame:
-    edges = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
-    lists = [pa.LargeListArray.from_arrays(edges, pa.array(np.ascontiguousarray(values))) for values in columns]
-    frame = pl.from_arrow(pa.table([pa.array(requests, pa.int64()), *lists], names=[_REQUEST, *_LISTS]))
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
-def _spool_log(directory: Path, files: Mapping[str, Path], report: Report, earlier: Mapping[str, Path]) -> None:
-    """Write the videos watched before each request, as far as the chosen days and earlier ones have them."""
-    history = EventHistory(HISTORY_LENGTH, ITEM_IDS)
-    for path in earlier.values():
-        report(len(_views_before(path, history)))
-    for day, path in files.items():
-        _spool(directory / f"{day}.arrow", [_views_before(path, history)], report)
-
-
 def _views_before(path: Path, history: EventHistory) -> pl.DataFrame:
     ids = list(dict.fromkeys([_REQUEST, _USER, _TIME, *ITEM_IDS]))
     nothing = pl.DataFrame(schema=dict.fromkeys(ids, pl.Int64))  # a day may be empty
     requests, events = [nothing.select(_REQUEST, _USER, _TIME)], [nothing]
-    start = 0
-    for rows in _rows(path, [*ids, _VIEW]):
-        batch = RowBatch(RowFile(path), start, rows.select(_whole(path, rows[name]) for name in ids))
+    for rows in _rows(path, [*ids, _VIEW, ROW]):
+        batch = RowBatch(RowFile(path), rows[ROW], rows.select(_whole(path, rows[name]) for name in ids))
         for column in (_REQUEST, _TIME, "video_id"):
             batch.check_not_null(column)
         requests.append(batch.rows.select(_REQUEST, _USER, _TIME).unique())
         events.append(batch.rows.filter(above_zero(rows[_VIEW])))
-        start += len(rows)
     asked = pl.concat(requests).unique(_REQUEST).sort(_TIME, _REQUEST)
     views = pl.concat(events)
     order = combine(hash_values(views[_REQUEST]), hash_values(views["video_id"]))

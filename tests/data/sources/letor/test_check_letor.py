@@ -10,8 +10,7 @@ import pytest
 from rankfall.cli import main
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.data.sources.letor.parse import Recipe
-from rankfall.data.sources.letor.prepare_letor import prepare_letor
-from rankfall.data.sources.letor.split_reader import check_letor
+from rankfall.data.sources.letor.prepare_letor import check_letor, prepare_letor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -162,8 +162,8 @@ def test_skip_bad_gives_the_log_of_the_clean_rows(tmp_path: Path, portion_bytes:
     numbers = counted(check)
     for column, problem, _ in contradictions():
         assert numbers["error", column, problem] == 1
-    assert numbers["error", "item", "found a row again"] == 3
-    assert numbers["error", None, "found another number of values than the file has columns"] == 1
+    assert numbers["error", "item", "duplicate row"] == 3
+    assert numbers["error", None, "wrong number of columns"] == 1
     assert [problem["count"] for problem in skipped["problems"]] == [problem.count for problem in check.errors]
 
 

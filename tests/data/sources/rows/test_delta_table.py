@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.rows.prepare_rows import check_rows, prepare_rows
-from rankfall.data.sources.rows.row_files import ROW, RowFile
+from rankfall.data.sources.rows.row_files import ROW
 from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
@@ -60,10 +60,8 @@ def table(written: Path, tmp_path: Path) -> Path:
 
 def rows_in(source: Path | str) -> list[dict[str, Any]]:
     """All rows that the reader finds, in an order of their own."""
-    with local_rows([source], {}, lambda step, total: lambda count: None) as (files, _):
-        found = [file for file in files if isinstance(file, RowFile)]
-        assert len(found) == len(files)
-        frames = [frame for file in found for frame in file.batches([*file.columns()])]
+    with local_rows([source], {}, lambda step, total: lambda count: None) as files:
+        frames = [frame for file in files["log"] for frame in file.batches([*file.columns()])]
     return pl.concat(frames, how="diagonal").sort("r", "i").to_dicts()
 
 
@@ -82,8 +80,8 @@ def test_a_version_has_the_rows_that_deltalake_finds(s3: S3Server, table: Path, 
 
 
 def test_columns_that_only_the_log_has(table: Path) -> None:
-    with local_rows([table], {}, lambda step, total: lambda count: None) as (files, _):
-        newest = next(file for file in files if isinstance(file, RowFile) and "d=e" in str(file.path))
+    with local_rows([table], {}, lambda step, total: lambda count: None) as files:
+        newest = next(file for file in files["log"] if "d=e" in str(file.path))
         frames = list(newest.batches(["d", ROW]))  # no column of the file itself
     assert len(frames) == 1
     assert frames[0].to_dict(as_series=False) == {"d": ["e"] * 3, ROW: [0, 1, 2]}

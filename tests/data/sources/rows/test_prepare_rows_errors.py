@@ -342,8 +342,11 @@ WRONG_SPECS: dict[str, tuple[dict[str, Any], str]] = {
         {"features": {"item": {"item": {"kind": "categorical", "num_bucket": 3}}}},
         "unknown key 'num_bucket', did you mean 'num_buckets'",
     ),
-    "no flag is set": ({"stage": None, "stages": FLAGS}, "none of the columns clicked, rank.*request 1, item 11"),
-    "stage number": ({"stage": "page"}, "column 'page': found the unknown stage 3, expected one of 0 to 1"),
+    "no flag is set": (
+        {"stage": None, "stages": FLAGS},
+        "column 'clicked, rank': found none above 0, .*request 1, item 11",
+    ),
+    "stage number": ({"stage": "page"}, "column 'page': found 3, expected one of 0 to 1"),
     "time without unit": ({"time": "time"}, "column 'time': found whole numbers, for which `unit`"),
     "not times": ({"time": "stage", "stage": None, "stages": [{"name": "ranked"}]}, "column 'stage'.*expected times"),
     "days that overlap": ({"day": "page"}, "column 'page': '4' begins before an earlier day ends"),

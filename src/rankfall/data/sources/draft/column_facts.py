@@ -87,6 +87,7 @@ FUNNEL: list[set[str]] = [
     _words("cart warenkorb basket wishlist addtocart"),
     _words("purchase purchased bought buy kauf gekauft order ordered booking booked conversion"),
 ]
+CLICKS = next(place for place, known in enumerate(FUNNEL) if "click" in known)
 _PREFIXES = {"pre", "re", "p"}  # pre_rank, pre-rank and pCTR are one word
 _OUTCOMES = {"neg": 0, "negative": 0, "dropped": 0, "pos": 1, "positive": 1, "kept": 1}
 
@@ -206,6 +207,10 @@ class Guesses:
         """Return the column of a role, or None."""
         return next(iter(self.all(role)), None)
 
+    def key(self, *roles: Role) -> str:
+        """Return the column of the first of these roles that has one, or an empty text."""
+        return next(filter(None, map(self.one, roles)), "")
+
     def all(self, role: Role) -> list[str]:
         """Return all columns of a role."""
         return [column for column, guess in self.of.items() if guess.role == role]
@@ -257,7 +262,7 @@ class Evidence:
     def __init__(self, sample: Sample, given: Mapping[str, Role]) -> None:
         self.sample, self.frame, self.facts = sample, sample.frame, sample.facts
         self.guesses = Guesses()
-        self.found: dict[str, Guess] = {}
+        self.found, self.column, self.key = self.guesses.of, self.guesses.one, self.guesses.key
         for column, role in given.items():
             self.set(column, role, "given", "--role")
 
@@ -265,17 +270,17 @@ class Evidence:
         """Set the role of a column."""
         self.found[column] = Guess(column, role, confidence, why)
 
-    def column(self, role: Role) -> str | None:
-        """Return the first column with a role, or None."""
-        return next((column for column, guess in self.found.items() if guess.role == role), None)
+    def check(self, text: str) -> None:
+        """Note what a person should look at."""
+        self.guesses.checks.append(text)
 
     def free(self) -> list[ColumnFacts]:
         """Return the columns without a role."""
         return [facts for name, facts in self.facts.items() if name not in self.found]
 
-    def is_constant(self, key: str | None, column: str) -> bool:
-        """Return whether a column has one value per value of a key, with few exceptions."""
-        return key is not None and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
+    def is_constant(self, key: str, column: str) -> bool:
+        """Return whether a column has one value per value of a key, with few exceptions; False without a key."""
+        return bool(key) and self.sample.constancy(key).get(column, 0.0) >= CONSTANT
 
     def per_request(self, column: str, *, least: float = 1.0) -> bool:
         """Return whether a column has one value per request. Prepared logs refuse a single exception.
@@ -285,8 +290,8 @@ class Evidence:
             least: The share of requests with one value. Below 1 for roles that a name or type already suggests:
                 :func:`check_keys` names the exceptions.
         """
-        request = self.column("request")
-        return request is not None and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
+        request = self.key("request")
+        return bool(request) and self.sample.constancy(request, strict=True).get(column, 0.0) >= least
 
     def problem(self, role: Role, text: str, candidates: Sequence[str] = ()) -> None:
         """Note that a role cannot be decided, and which option decides it."""
@@ -334,6 +339,16 @@ class ColumnFacts:
     words: tuple[str, ...] = ()
 
     @property
+    def terms(self) -> set[str]:
+        """The words of the name."""
+        return set(words(self.name))
+
+    @property
+    def has_name_of_day(self) -> bool:
+        """Whether the name has a word for days."""
+        return bool(DAY & self.terms)
+
+    @property
     def is_key(self) -> bool:
         """Whether values may be ids: whole numbers or text."""
         return self.kind in ("whole", "text")
@@ -357,7 +372,6 @@ class Sample:
 
     frame: pl.DataFrame
     facts: dict[str, ColumnFacts]
-    is_complete: bool
 
     @cached_property
     def _keys(self) -> dict[tuple[str, bool], dict[str, float]]:
@@ -401,11 +415,9 @@ def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
     """
     chosen = [files[len(files) * number // SAMPLE_FILES] for number in range(SAMPLE_FILES)]
     chosen = list(dict.fromkeys(chosen))
-    limit = SAMPLE_ROWS // len(chosen)
-    heads = [_head(file, limit + 1, on_invalid) for file in chosen]
-    is_complete = len(chosen) == len(files) and all(len(head) <= limit for head in heads)
+    heads = [_head(file, SAMPLE_ROWS // len(chosen), on_invalid) for file in chosen]
     try:
-        frame = pl.concat([head.head(limit) for head in heads], how="diagonal_relaxed")
+        frame = pl.concat(heads, how="diagonal_relaxed")
     except pl.exceptions.SchemaError as error:
         names = ", ".join(str(file) for file in chosen)
         raise RankfallError(f"{names}: a column has types that do not fit each other: {error}") from None
@@ -414,7 +426,7 @@ def read_sample(files: Sequence[RowFile], on_invalid: OnInvalid) -> Sample:
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
         raise RankfallError(f"{chosen[0]}: found one column, {frame.columns[0]!r}; columns must be separated by commas")
     typed = frame.select(_typed(frame[name]) for name in frame.columns)
-    return Sample(typed, _all_facts(frame, typed), is_complete)
+    return Sample(typed, _all_facts(frame, typed))
 
 
 def with_table(sample: Sample, files: Sequence[RowFile], key: str, on_invalid: OnInvalid) -> Sample:
@@ -455,14 +467,12 @@ def _all_facts(raw: pl.DataFrame, typed: pl.DataFrame) -> dict[str, ColumnFacts]
 
 
 def _head(file: RowFile, rows: int, on_invalid: OnInvalid) -> pl.DataFrame:
-    parts: list[pl.DataFrame] = []
-    left = rows
+    parts = [pl.DataFrame(schema=file.columns())]
     for batch in _batches(file, on_invalid):
-        parts.append(batch.head(left))
-        left -= len(batch)
-        if left <= 0:
+        parts.append(batch)
+        if sum(map(len, parts)) >= rows:
             break
-    return pl.concat(parts) if parts else pl.DataFrame(schema=file.columns())
+    return pl.concat(parts[1:] or parts).head(rows)
 
 
 def _batches(file: RowFile, on_invalid: OnInvalid) -> Iterator[pl.DataFrame]:

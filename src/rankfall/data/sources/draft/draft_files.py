@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,16 +31,16 @@ from rankfall.data.sources.draft.draft_spec import (
 from rankfall.data.sources.draft.guesses import guess_roles, guess_table_columns
 from rankfall.data.sources.object_storage import is_url
 from rankfall.data.sources.rows.prepare_rows import Step
-from rankfall.data.sources.rows.row_files import SUFFIXES, find_row_files
+from rankfall.data.sources.rows.row_files import SUFFIXES
 from rankfall.data.sources.rows.stored_rows import local_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rankfall._engine import Report
     from rankfall.data.sources.draft.column_facts import Guesses, Role, Sample
     from rankfall.data.sources.rows.prepare_rows import OnProgress
-    from rankfall.data.sources.rows.raw_log import Origin, Tables
+    from rankfall.data.sources.rows.raw_log import Origin
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
 
 SPEC, CONFIG = "spec.yaml", "config.yaml"
@@ -98,14 +99,18 @@ def draft_files(
     named = {origin: table for origin, table in tables.items() if table is not None}
     if len(paths) == len(sources) and not named:
         if len(paths) == 1 and is_log(paths[0]):
-            return _from_log(paths[0], out, given)
+            _refuse_roles(given, "a prepared log")
+            return _from_log(paths[0], out)
         if len(paths) == 1 and is_prepared(paths[0]):
-            return _from_lists(paths[0], out, given)
+            _refuse_roles(given, "prepared lists")
+            config = draft_ranker_config(str(paths[0]), *_splits(list(RankingData.load(paths[0]))))
+            return Draft({CONFIG: config}, [f"rankfall train {quote(str(out / CONFIG))} --out run"])
         if found := _letor_files(paths):
-            return _from_letor(found, out, given)
+            _refuse_roles(given, "LETOR text")
+            return _from_letor(found, out)
     steps = partial(Step, on_progress=on_progress)
-    with local_rows(sources, named, steps) as (files, found_tables):
-        rows = _RowSources(find_row_files(files), _table_files(found_tables), [*map(str, sources)], named)
+    with local_rows(sources, named, steps) as files:
+        rows = _RowSources(files.pop("log"), files, [*map(str, sources)], named)
         return _from_rows(rows, out, given, steps("reading days", None))
 
 
@@ -168,14 +173,6 @@ class _RowSources:
         return f"{file} has other columns than the log and was left out; --items and --users name tables"
 
 
-def _table_files(tables: Tables) -> dict[Origin, list[RowFile]]:
-    return {
-        origin: find_row_files(table if isinstance(table, list) else [table])
-        for origin, table in tables.items()
-        if table is not None
-    }
-
-
 def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) -> Draft:
     columns = [name for files in [rows.files, *rows.tables.values()] for file in files for name in file.columns()]
     known = parse_given(given, list(dict.fromkeys(columns)))
@@ -188,7 +185,12 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
         sample = with_table(sample, files, key, rows.on_invalid)
     guess_table_columns(sample, guesses, {name: role for name, role in known.items() if name in sample.facts})
     draft = Draft(guesses=guesses, sample=sample, problems=guesses.problems, checks=guesses.checks)
-    _check_stage_names(guesses)
+    if guesses.one("stage") is not None and (bad := [name for name in guesses.stages if not is_stage_name(name)]):
+        draft.problems.append(
+            f"stage: found {', '.join(map(repr, bad))}, expected names of letters, digits, '_' and '-', or the "
+            "numbers 0, 1, 2, ...; change the values, or leave the column out with --role ignore="
+            f"{guesses.one('stage')}"
+        )
     if draft.problems:
         return draft
     days = _days(rows, sample, guesses, on_rows)
@@ -205,49 +207,28 @@ def _from_rows(rows: _RowSources, out: Path, given: list[str], on_rows: Report) 
         draft.problems.append(str(error))
         return draft
     draft.files = {SPEC: draft_spec(sample, guesses), CONFIG: config}
-    names = " ".join(map(_argument, rows.names))
-    tables = "".join(f" --{origin} {_argument(name)}" for origin, name in rows.named_tables.items())
+    names = " ".join(map(quote, rows.names))
+    tables = "".join(f" --{origin} {quote(str(name))}" for origin, name in rows.named_tables.items())
     draft.next = [
-        f"rankfall prepare rows {names}{tables} --spec {_argument(out / SPEC)} --out {log}",
+        f"rankfall prepare rows {names}{tables} --spec {quote(str(out / SPEC))} --out {log}",
         f"rankfall data {log}",
-        f"rankfall train {_argument(out / CONFIG)} --out run",
+        f"rankfall train {quote(str(out / CONFIG))} --out run",
     ]
     return draft
 
 
-def _argument(path: Path | str) -> str:
-    text = str(path)
-    return text if re.fullmatch(r"[\w./-]+", text) else f"'{text}'"
-
-
-def _check_stage_names(guesses: Guesses) -> None:
-    bad = [] if guesses.one("stage") is None else [name for name in guesses.stages if not is_stage_name(name)]
-    if bad:
-        guesses.problems.append(
-            f"stage: found {', '.join(map(repr, bad))}, expected names of letters, digits, '_' and '-', or the "
-            "numbers 0, 1, 2, ...; change the values, or leave the column out with --role ignore="
-            f"{guesses.one('stage')}"
-        )
-
-
 def _days(rows: _RowSources, sample: Sample, guesses: Guesses, on_rows: Report) -> list[str]:
     """Return the names of all days of the log in their order."""
-    time, day = guesses.one("time"), guesses.one("day")
-    column = day or time
-    assert column is not None
+    day, column = guesses.one("day"), guesses.key("day", "time")
     found: set[Any] = set()
-    for values in _values(rows, column):
-        on_rows(len(values))
-        found |= set((values if day else _dates(values, sample.facts[column].unit)).drop_nulls().unique().to_list())
+    for file in rows.files:
+        for batch in file.batches([column], partial(rows.on_invalid, file)):
+            on_rows(len(batch))
+            days = batch[column] if day else _dates(batch[column], sample.facts[column].unit)
+            found |= set(days.drop_nulls().unique().to_list())
     if day and sample.frame[column].dtype.is_integer():
         return [str(value) for value in sorted(map(int, found))]
     return sorted(map(str, found))
-
-
-def _values(rows: _RowSources, column: str) -> Iterator[pl.Series]:
-    for file in rows.files:
-        for batch in file.batches([column], partial(rows.on_invalid, file)):
-            yield batch[column]
 
 
 def _dates(values: pl.Series, unit: Any) -> pl.Series:
@@ -257,8 +238,7 @@ def _dates(values: pl.Series, unit: Any) -> pl.Series:
 
 
 def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogShape:
-    request, label = guesses.one("request"), guesses.one("label")
-    assert request is not None
+    request, item, label = guesses.key("request"), guesses.key("item"), guesses.one("label")
     requests = sample.facts[request].distinct
     items = items_per_stage(sample, guesses) if guesses.stages else [sample.rows_per_value(request)]
     positives = sum(items[guesses.relevant_stage :])
@@ -266,11 +246,8 @@ def _shape(sample: Sample, guesses: Guesses, days: list[str], path: str) -> LogS
         relevant = pl.col(label).cast(pl.Float64).fill_null(0).fill_nan(0) > 0
         counts = sample.frame.group_by(request).agg(relevant.sum().alias("count"))["count"]
         positives = float(counts.filter(counts > 0).mean() or 1)  # type: ignore[arg-type]
-    time = guesses.one("day") or guesses.one("time")
-    assert time is not None
+    time = guesses.key("day", "time")
     seen = sample.frame[time] if guesses.one("day") else _dates(sample.frame[time], sample.facts[time].unit)
-    item = guesses.one("item")
-    assert item is not None
     return LogShape(
         path=path,
         days=days,
@@ -303,8 +280,7 @@ def _per_request(sample: Sample, guesses: Guesses, item: str, days: pl.Series) -
 # --- prepared data ----------------------------------------------------------------------------------------------------
 
 
-def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
-    _refuse_roles(given, "a prepared log")
+def _from_log(path: Path, out: Path) -> Draft:
     log = ImpressionLog.load(path)
     day = next(iter(log.days.values()))
     table = day.table().select(["depth", "relevance"])
@@ -330,29 +306,22 @@ def _from_log(path: Path, out: Path, given: list[str]) -> Draft:
     )
     return Draft(
         files={CONFIG: draft_cascade_config(shape)},
-        next=[f"rankfall data {_argument(path)}", f"rankfall train {_argument(out / CONFIG)} --out run"],
+        next=[f"rankfall data {quote(str(path))}", f"rankfall train {quote(str(out / CONFIG))} --out run"],
         checks=["quotas were guessed from the first day of the log"],
     )
 
 
-def _from_lists(path: Path, out: Path, given: list[str]) -> Draft:
-    _refuse_roles(given, "prepared lists")
-    config = draft_ranker_config(str(path), *_splits(list(RankingData.load(path))))
-    return Draft(files={CONFIG: config}, next=[f"rankfall train {_argument(out / CONFIG)} --out run"])
-
-
-def _from_letor(files: Sequence[Path], out: Path, given: list[str]) -> Draft:
-    _refuse_roles(given, "LETOR text")
-    names = [_split_name(path) for path in files]
+def _from_letor(files: Sequence[Path], out: Path) -> Draft:
+    names = [path.name.removesuffix(".gz").rpartition(".")[0] for path in files]
     if len(set(names)) < len(names):
         raise RankfallError(f"found the splits {', '.join(names)}, expected files with different names")
-    sources = " ".join(_argument(path) for path in files)
+    sources = " ".join(quote(str(path)) for path in files)
     return Draft(
         files={CONFIG: draft_ranker_config("lists", *_splits(names))},
         next=[
             f"rankfall prepare letor {sources} --out lists",
             "rankfall data lists",
-            f"rankfall train {_argument(out / CONFIG)} --out run",
+            f"rankfall train {quote(str(out / CONFIG))} --out run",
         ],
     )
 
@@ -382,10 +351,6 @@ def _is_letor_name(path: Path) -> bool:
 def _is_letor(path: Path) -> bool:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         return any(_LETOR_LINE.match(file.readline()) for _ in range(5))
-
-
-def _split_name(path: Path) -> str:
-    return path.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def _splits(names: Sequence[str]) -> tuple[str, str, str | None]:

@@ -11,9 +11,8 @@ import numpy as np
 import polars as pl
 
 from rankfall._errors import RankfallError
-from rankfall.data.impressions.requests import above_zero
 from rankfall.data.sources.draft.column_facts import words
-from rankfall.data.sources.draft.guesses import is_categorical
+from rankfall.data.sources.draft.guesses import deepest_flags, is_categorical
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,8 +27,7 @@ _YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _COMMENT_AT = 46
 _MANY_VALUES = 20_000
 _SKEWED = 20.0  # the largest number over the median from which a logarithm helps
-_KEYS: tuple[Role, ...] = ("request", "item", "user")
-_PLACES: tuple[Role, ...] = ("stage", "rank", "position")
+_KEYS: tuple[Role, ...] = ("request", "item", "user", "time", "day", "stage", "rank", "position")
 _GROUPS: dict[Group, Role] = {"user": "user_feature", "context": "context_feature", "item": "item_feature"}
 
 
@@ -72,14 +70,7 @@ def draft_spec(sample: Sample, guesses: Guesses) -> str:
         sample: Rows and facts about the columns.
         guesses: The roles of the columns. Request, item, a time or day, and a label or stages must be among them.
     """
-    return "\n".join([*_head(guesses), *_SpecDraft(sample, guesses).lines()]) + "\n"
-
-
-def _head(guesses: Guesses) -> Iterator[str]:
-    yield "# A draft by 'rankfall init', guessed from names and values of columns. Check each line, then run"
-    yield "# 'rankfall prepare rows'. The keys are explained in docs/reference/impression-log.md."
-    for check in guesses.checks:
-        yield f"# Check: {check}."
+    return "\n".join(_SpecDraft(sample, guesses).lines()) + "\n"
 
 
 class _SpecDraft:
@@ -90,6 +81,9 @@ class _SpecDraft:
         self.names: dict[str, str] = {}  # of item features, by column
 
     def lines(self) -> Iterator[str]:
+        yield "# A draft by 'rankfall init', guessed from names and values of columns. Check each line, then run"
+        yield "# 'rankfall prepare rows'. The keys are explained in docs/reference/impression-log.md."
+        yield from (f"# Check: {check}." for check in self.guesses.checks)
         yield from self._keys()
         yield from self._stages()
         yield from self._labels()
@@ -109,17 +103,13 @@ class _SpecDraft:
 
     def _keys(self) -> Iterator[str]:
         for role in _KEYS:
-            if (column := self.guesses.one(role)) is not None:
-                yield self._line(f"{role}: {quoted(column)}", column)
-        if (column := self.guesses.one("time")) is not None:
-            unit = self.facts[column].unit
-            text = f"{{column: {quoted(column)}, unit: {unit}}}" if unit else quoted(column)
-            yield self._line(f"time: {text}", column, "days begin in UTC unless zone: says otherwise")
-        if (column := self.guesses.one("day")) is not None:
-            yield self._line(f"day: {quoted(column)}", column)
-        for role in _PLACES:
-            if (column := self.guesses.one(role)) is not None:
-                yield self._line(f"{role}: {quoted(column)}", column)
+            if (column := self.guesses.one(role)) is None:
+                continue
+            text = quoted(column)
+            if role == "time" and (unit := self.facts[column].unit):
+                text = f"{{column: {text}, unit: {unit}}}"
+            zone = "days begin in UTC unless zone: says otherwise" if role == "time" else ""
+            yield self._line(f"{role}: {text}", column, zone)
 
     def _stages(self) -> Iterator[str]:
         if not self.guesses.stages:
@@ -156,29 +146,19 @@ class _SpecDraft:
     def _group(self, group: Group, role: Role) -> Iterator[str]:
         taken: list[str] = []
         key = self.guesses.one("user" if group == "user" else "item") if group != "context" else None
-        if key is not None:
-            name = self._name(key, taken)
-            yield self._line(f"    {name}: {self._categorical(self.facts[key], name)}", comment="the id as a feature")
-            self._remember(group, key, name)
         if group == "context" and self.guesses.one("time") is not None:
-            for part in ("weekday", "hour"):
-                yield f"    {self._name(part, taken)}: {{kind: time, part: {part}}}"
-        for column in self.guesses.all(role):
+            taken += ["weekday", "hour"]
+            yield from (f"    {part}: {{kind: time, part: {part}}}" for part in taken)
+        for column in filter(None, (key, *self.guesses.all(role))):
             facts = self.facts[column]
-            name = self._name(column, taken)
-            if is_categorical(facts):
-                yield self._line(f"    {name}: {self._categorical(facts, name)}", column, _values(facts))
-                self._remember(group, column, name)
-            else:
-                yield self._line(f"    {name}: {self._dense(facts, name)}", column, _values(facts))
-
-    def _name(self, column: str, taken: list[str]) -> str:
-        taken.append(feature_name(column, taken))
-        return taken[-1]
-
-    def _remember(self, group: Group, column: str, name: str) -> None:
-        if group == "item":
-            self.names[column] = name
+            taken.append(name := feature_name(column, taken))
+            is_id = column == key or is_categorical(facts)
+            text = f"    {name}: {self._categorical(facts, name) if is_id else self._dense(facts, name)}"
+            missing = f", {facts.missing:.1%} missing" if facts.missing else ""
+            values = f"{facts.distinct:,} values{missing}"
+            yield self._line(text, comment="the id as a feature") if column == key else self._line(text, column, values)
+            if is_id and group == "item":
+                self.names[column] = name
 
     def _categorical(self, facts: ColumnFacts, name: str) -> str:
         column = "" if facts.name == name else f", column: {quoted(facts.name)}"
@@ -198,10 +178,9 @@ class _SpecDraft:
         return f"{{kind: dense{options}, standardise: true}}"
 
     def _sequences(self) -> Iterator[str]:
-        item, label = self.guesses.one("item"), self.guesses.one("label")
-        assert item is not None
+        item, label = self.guesses.key("item"), self.guesses.key("label")
         columns = self.guesses.all("sequence")
-        has_history = label is not None and None not in (self.guesses.one("user"), self.guesses.one("time"))
+        has_history = bool(label and self.guesses.one("user") and self.guesses.one("time"))
         if not columns and not has_history:
             return
         yield "sequences:"
@@ -210,37 +189,20 @@ class _SpecDraft:
             text = f"{{max_length: 50, features: [{own}], columns: {{{own}: {quoted(column)}}}}}"
             yield self._line(f"  {feature_name(column)}: {text}", column)
         if has_history and not columns:
-            assert label is not None
             features = ", ".join(self.names.values())
             text = f"{{max_length: 50, features: [{features}], feedback: {quoted(label)}}}"
             yield f"  history: {text}"
 
 
-def _values(facts: ColumnFacts) -> str:
-    missing = f", {facts.missing:.1%} missing" if facts.missing else ""
-    return f"{facts.distinct:,} values{missing}"
-
-
 def items_per_stage(sample: Sample, guesses: Guesses) -> list[float]:
     """Return the mean number of items per request whose deepest stage is each of the stages."""
-    requests = max(1, sample.facts[guesses.one("request") or ""].distinct)
-    depth = _depths(sample, guesses)
-    return [int((depth == number).sum()) / requests for number in range(len(guesses.stages))]
-
-
-def _depths(sample: Sample, guesses: Guesses) -> pl.Series:
-    """Return the number of the deepest stage of each row."""
-    frame, column = sample.frame, guesses.one("stage")
-    if column is not None:
-        values = frame[column]
-        if values.dtype.is_integer():
-            return values.cast(pl.Int64)
-        order = list(range(len(guesses.stages)))
-        return values.replace_strict(guesses.stages, order, default=-1, return_dtype=pl.Int64)
-    depth = pl.Series([-1] * len(frame))
-    for number, flag in enumerate(guesses.stages):
-        depth = depth.zip_with(~above_zero(frame[flag]), pl.Series([number] * len(frame)))
-    return depth
+    requests = max(1, sample.facts[guesses.key("request")].distinct)
+    column, numbers = guesses.one("stage"), list(range(len(guesses.stages)))
+    if column is None:
+        depth = deepest_flags(sample.frame, guesses.stages)
+    elif (depth := sample.frame[column]).dtype == pl.String:
+        depth = depth.replace_strict(guesses.stages, numbers, default=-1, return_dtype=pl.Int64)
+    return [int((depth == number).sum()) / requests for number in numbers]
 
 
 _NAMES = {2: ["retrieval", "ranking"], 3: ["retrieval", "preranking", "ranking"]}
@@ -284,7 +246,7 @@ def draft_cascade_config(shape: LogShape) -> str:
     Raises:
         ValueError: If the log has fewer than two days.
     """
-    return "\n".join(_cascade_lines(shape)) + "\n"
+    return "".join(f"{line}\n" for line in _cascade_lines(shape))
 
 
 def _cascade_lines(shape: LogShape) -> Iterator[str]:
@@ -293,13 +255,19 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
     yield "# A draft by 'rankfall init'. 'rankfall config show config.yaml' checks it and shows all defaults."
     yield "data:"
     yield f"  path: {quoted(shape.path)}"
-    yield f"  train: {_range(train)}"
+    yield f"  train: {quoted(train[0] if len(train) == 1 else f'{train[0]}..{train[-1]}')}"
     yield f"  valid: {quoted(valid)}                     # chooses the best epoch"
     if test is not None:
         yield f"  test: {quoted(test)}                      # for the final evaluation only"
     if shape.stages and shape.relevant_stage is None:
         yield "  labels: relevance                       # train all objectives on what is evaluated, not on stages"
-    yield from _all_items(shape)
+    length = sum(shape.items)
+    if shape.per_request:
+        yield f"  # no random items, because features of items depend on the request: {', '.join(shape.per_request)}"
+    elif shape.catalogue >= _LARGER * length or not shape.stages:  # train and validate on items outside the lists, too
+        negatives = max(1, min(max(_LEAST_NEGATIVES, round(2 * length)), _MOST_NEGATIVES, shape.catalogue // 2))
+        yield f"  negatives: {negatives:<29}# random items in each training list: a service ranks all items"
+        yield "  length: all                             # validation and test over all items, as in a service"
     yield f"relevant: {relevant:<32}# mean number of relevant items of requests that have some"
     yield "stages:                                   # quotas: items that each stage keeps, fewer than arrive; check"
     for name, quota, kind, depth in _steps(shape, relevant):
@@ -308,18 +276,10 @@ def _cascade_lines(shape: LogShape) -> Iterator[str]:
     yield "# 'rankfall methods --kind objective' lists other objectives"
     yield "objective: {name: lcron, topk: {name: lapsum_topk, tau: 1.0}}"
     yield "optimizer: {lr: 0.01}"
-    yield f"training: {{epochs: 3, batch: {_batch(shape.requests_per_day * len(train))}}}"
-
-
-def _all_items(shape: LogShape) -> Iterator[str]:
-    """Train and validate on items outside the lists: a service ranks all of them."""
-    length = sum(shape.items)
-    if shape.per_request:
-        yield f"  # no random items, because features of items depend on the request: {', '.join(shape.per_request)}"
-    elif shape.catalogue >= _LARGER * length or not shape.stages:
-        negatives = max(1, min(max(_LEAST_NEGATIVES, round(2 * length)), _MOST_NEGATIVES, shape.catalogue // 2))
-        yield f"  negatives: {negatives:<29}# random items in each training list: a service ranks all items"
-        yield "  length: all                             # validation and test over all items, as in a service"
+    batch = 16  # a power of two that gives about 50 batches per epoch
+    while batch < 1024 and batch * 100 <= shape.requests_per_day * len(train):
+        batch *= 2
+    yield f"training: {{epochs: 3, batch: {batch}}}"
 
 
 def split_days(days: Sequence[str]) -> tuple[list[str], str, str | None]:
@@ -337,10 +297,6 @@ def split_days(days: Sequence[str]) -> tuple[list[str], str, str | None]:
     if len(days) == 2:
         return [days[0]], days[1], None
     return list(days[:-2]), days[-2], days[-1]
-
-
-def _range(days: Sequence[str]) -> str:
-    return quoted(days[0]) if len(days) == 1 else quoted(f"{days[0]}..{days[-1]}")
 
 
 def _steps(shape: LogShape, relevant: int) -> Iterator[tuple[str, int, str, int]]:
@@ -367,14 +323,6 @@ def _steps(shape: LogShape, relevant: int) -> Iterator[tuple[str, int, str, int]
         yield _NAMES[len(depths)][number], quota, kind, depth
 
 
-def _batch(requests: float) -> int:
-    """Return a power of two from 16 to 1,024 that gives about 50 batches per epoch."""
-    size = 16
-    while size < 1024 and size * 100 <= requests:
-        size *= 2
-    return size
-
-
 def draft_ranker_config(path: str, train: str, valid: str, test: str | None) -> str:
     """Return the text of a configuration of a ranker on prepared lists.
 
@@ -384,17 +332,14 @@ def draft_ranker_config(path: str, train: str, valid: str, test: str | None) -> 
         valid: Name of the split for validation.
         test: Name of the split for testing, or None.
     """
+    tests = [] if test is None else [test]
     lines = [
         "# A draft by 'rankfall init'. 'rankfall config show config.yaml' checks it and shows all defaults.",
         "data:",
         f"  path: {quoted(path)}",
         f"  train: {quoted(train)}",
         f"  valid: {quoted(valid)}                           # chooses the best epoch",
-        *(
-            []
-            if test is None
-            else [f"  test: {quoted(test)}                            # for the final evaluation only"]
-        ),
+        *(f"  test: {quoted(name)}                            # for the final evaluation only" for name in tests),
         "  log1p: false                            # true if features have very large values",
         "model: {kind: mlp, hidden: [256, 128]}",
         "loss: {name: lambda_loss, k: 10}          # 'rankfall methods --kind loss' lists others",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ from rankfall.data.impressions.requests import above_zero
 from rankfall.data.sources.draft.column_facts import (
     CATEGORY,
     CLICK,
+    CLICKS,
     CONSTANT,
     DAY,
     HISTORIC,
@@ -37,53 +39,36 @@ if TYPE_CHECKING:
     from rankfall.data.sources.draft.column_facts import ColumnFacts, Confidence, Guesses, Role, Sample
 
 
+_OF_OTHERS = {"upload", "release", "publish", "published", "birth", "update", "updated", "expire", "registered"}
+
+
 def ignore_empty_columns(seen: Evidence) -> None:
     """Set the role of columns that tell nothing: without values, with one value, or numbers of rows."""
     for facts in seen.free():
+        # one value may be the day of a short log, or the flag of the first stage
+        may_be_single = facts.has_name_of_day or facts.kind == "time" or (facts.is_flag and funnel_place(facts.name))
         if facts.kind == "empty":
             seen.set(facts.name, "ignore", "high", "no values")
         elif facts.kind == "other":
             seen.set(facts.name, "ignore", "high", f"type {seen.frame[facts.name].dtype} cannot be used")
-        elif _is_index(seen, facts):
-            seen.set(facts.name, "ignore", "high", "numbers the rows")
-        elif _is_useless(seen, facts):
+        elif facts.kind == "whole" and not facts.missing and _counts_up(seen.frame[facts.name]):
+            if facts.name.startswith("Unnamed") or facts.low in (0, 1):
+                seen.set(facts.name, "ignore", "high", "numbers the rows")
+        elif facts.distinct == 1 and not facts.missing and not may_be_single:
             seen.set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
 
 
-def _is_index(seen: Evidence, facts: ColumnFacts) -> bool:
-    if facts.kind != "whole" or facts.missing or len(seen.frame) < 3:
-        return False
-    steps = seen.frame[facts.name].cast(pl.Int64).diff().drop_nulls()
-    counts_up = facts.distinct == len(seen.frame) and share(steps == 1) > 0.99
-    return counts_up and (facts.name.startswith("Unnamed") or facts.low in (0, 1))
-
-
-def _is_useless(seen: Evidence, facts: ColumnFacts) -> bool:
-    """Return whether a column has one value only, and is neither the day of a short log nor the first stage."""
-    is_stage = facts.is_flag and funnel_place(facts.name) is not None
-    return facts.distinct == 1 and facts.missing == 0 and not is_stage and not _may_be_day(facts)
-
-
-def _may_be_day(facts: ColumnFacts) -> bool:
-    return _has_name_of_day(facts) or facts.kind == "time"
-
-
-def _has_name_of_day(facts: ColumnFacts) -> bool:
-    return bool(DAY & set(words(facts.name)))
+def _counts_up(values: pl.Series) -> bool:
+    steps = values.cast(pl.Int64).diff().drop_nulls()
+    return len(values) >= 3 and values.n_unique() == len(values) and share(steps == 1) > 0.99
 
 
 def _moments(seen: Evidence) -> list[ColumnFacts]:
-    """Return the columns of times, the likeliest time of requests first."""
+    """Return the columns of times, those of requests and events first, those of items, births and so on last."""
     if (column := seen.column("time") or seen.column("day")) is not None:
         return [seen.facts[column]]
-    return sorted((facts for facts in seen.free() if facts.kind == "time"), key=_moment_order)
-
-
-def _moment_order(facts: ColumnFacts) -> tuple[bool, bool, int]:
-    """Order columns of times: those of requests and events first, those of items, births and so on last."""
-    found = set(words(facts.name))
-    of_others = {"upload", "release", "publish", "published", "birth", "update", "updated", "expire", "registered"}
-    return bool(found & of_others), not found & MOMENT, -facts.distinct
+    times = [facts for facts in seen.free() if facts.kind == "time"]
+    return sorted(times, key=lambda facts: (bool(facts.terms & _OF_OTHERS), not facts.terms & MOMENT, -facts.distinct))
 
 
 def _choose_moment(seen: Evidence) -> None:
@@ -93,17 +78,15 @@ def _choose_moment(seen: Evidence) -> None:
     times = [facts.name for facts in _moments(seen)]
     constant = [name for name in times if seen.per_request(name, least=CONSTANT)]
     if constant:
-        name = constant[0]
-        confidence: Confidence = "high" if len(constant) == 1 else "medium"
-        seen.set(name, "time", confidence, "times, one per request")
+        seen.set(constant[0], "time", "high" if len(constant) == 1 else "medium", "times, one per request")
         return
-    days = [facts for facts in seen.free() if _has_name_of_day(facts) and seen.per_request(facts.name, least=CONSTANT)]
+    days = [facts for facts in seen.free() if facts.has_name_of_day and seen.per_request(facts.name, least=CONSTANT)]
     if days:
         seen.set(days[0].name, "day", "medium", "its name, one value per request")
         return
     if times:
         seen.problem("time", f"{times[0]} has several values within a request; a request has one time", times)
-    elif unread := [facts for facts in seen.free() if facts.kind == "text" and MOMENT & set(words(facts.name))]:
+    elif unread := [facts for facts in seen.free() if facts.kind == "text" and MOMENT & facts.terms]:
         name, example = unread[0].name, unread[0].examples[0]
         seen.guesses.problems.append(
             f"time: found {example!r} in {name}, expected times such as 2024-01-13T08:30:00 or whole numbers since 1970"
@@ -114,7 +97,7 @@ def _choose_moment(seen: Evidence) -> None:
 
 def guess_request(seen: Evidence) -> None:
     """Guess the column of requests, then their time or day."""
-    if seen.column("request") is None:
+    if not seen.key("request"):
         keys = [facts for facts in seen.free() if facts.is_key and facts.distinct > 1]
         scored = {facts.name: _request_score(seen, facts) for facts in keys}
         if not _choose_key(
@@ -145,16 +128,15 @@ def _request_score(seen: Evidence, facts: ColumnFacts) -> float:
 
 def guess_item(seen: Evidence) -> None:
     """Guess the column of items."""
-    request = seen.column("request")
-    if seen.column("item") is not None or request is None:
+    request = seen.key("request")
+    if seen.key("item") or not request:
         return
     keys = [
         facts
         for facts in seen.free()
         if facts.is_key and facts.distinct > 2 and facts.missing == 0 and not seen.is_constant(request, facts.name)
     ]
-    unique = {facts.name: _pair_share(seen, request, facts.name) for facts in keys}
-    scored = {facts.name: _item_score(seen, facts, unique[facts.name]) for facts in keys}
+    scored = {facts.name: _item_score(seen, facts, request) for facts in keys}
     if not _choose_key(seen, "item", scored, lambda name: "differs within a request"):
         seen.problem("item", f"no column has different values for the rows of one {request}")
 
@@ -174,55 +156,43 @@ def _choose_key(
     return True
 
 
-def _pair_share(seen: Evidence, request: str, column: str) -> float:
-    return seen.frame.select(request, column).n_unique() / len(seen.frame)
-
-
-def _item_score(seen: Evidence, facts: ColumnFacts, unique: float) -> float:
-    match = key_match(facts.name, "item")
-    if unique < 0.9 and match < 3:
+def _item_score(seen: Evidence, facts: ColumnFacts, request: str) -> float:
+    match, unique = key_match(facts.name, "item"), seen.frame.select(request, facts.name).n_unique() / len(seen.frame)
+    if match < 3 and (unique < 0.9 or facts.terms & (RANK | POSITION | LABEL | STAGE | SCORE)):
         return 0
-    if set(words(facts.name)) & (RANK | POSITION | LABEL | STAGE | SCORE) and match < 3:
-        return 0
-    shares = seen.sample.constancy(facts.name)
-    determined = sum(share >= CONSTANT for share in shares.values())
+    determined = sum(share >= CONSTANT for share in seen.sample.constancy(facts.name).values())
     return 3.0 * match + min(determined, 6) / 2 + (unique == 1.0)
 
 
 def check_keys(seen: Evidence) -> None:
     """Note requests with several times, days or users, and texts among the numbers of a feature."""
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     advice = "prepare --check lists them, and --skip-bad drops them"
     roles: tuple[Role, ...] = ("time", "day", "user")
     for column in filter(None, map(seen.column, roles)):
         several = 1 - seen.sample.constancy(request, strict=True).get(column, 1.0)
         if several:
-            seen.guesses.checks.append(
-                f"{column} has several values in {several:.2%} of the requests, which prepare refuses: {advice}"
-            )
+            seen.check(f"{column} has several values in {several:.2%} of the requests, which prepare refuses: {advice}")
     for name, guess in seen.found.items():
         if (texts := seen.facts[name].words) and guess.role != "ignore":
             found = ", ".join(map(repr, texts))
             kind = "times" if seen.facts[name].kind == "time" else "numbers"
-            seen.guesses.checks.append(f"{name} has texts among its {kind} ({found}), which prepare refuses: {advice}")
+            seen.check(f"{name} has texts among its {kind} ({found}), which prepare refuses: {advice}")
 
 
 def check_request(seen: Evidence) -> None:
     """Note what contradicts the roles of request and item."""
-    request, item = seen.column("request"), seen.column("item")
-    assert request is not None
-    assert item is not None
+    request, item = seen.key("request"), seen.key("item")
     rows = seen.frame.select(request, item)
     repeated = int(rows.is_duplicated().sum())
     if repeated:
-        seen.guesses.checks.append(
+        seen.check(
             f"{repeated:,} rows of the sample have the same {request} and {item} as another row, which prepare "
             "refuses: keep one row per item and request"
         )
     for name in (request, item):
         if seen.facts[name].missing:
-            seen.guesses.checks.append(f"{name} has no value in some rows, which prepare refuses")
+            seen.check(f"{name} has no value in some rows, which prepare refuses")
 
 
 def guess_user(seen: Evidence) -> None:
@@ -235,21 +205,20 @@ def guess_user(seen: Evidence) -> None:
         match, _, name = named[0]
         seen.set(name, "user", "high" if match == 3 else "medium", "its name, one value per request")
         return
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     requests = seen.facts[request].distinct
     ids = [
         facts
         for facts in keys
         if 20 < facts.distinct < requests
-        and not set(words(facts.name)) & (DAY | MOMENT)
+        and not facts.terms & (DAY | MOMENT)
         and seen.per_request(facts.name)
         and not any(" " in value for value in facts.examples)  # sentences, or lists of ids
     ]
     if len(ids) == 1:
         seen.set(ids[0].name, "user", "low", "the only id with one value per request that occurs in several")
     else:
-        seen.guesses.checks.append("no column was recognised as user; without one there are no click histories")
+        seen.check("no column was recognised as user; without one there are no click histories")
 
 
 MOST_STAGES = 12
@@ -273,14 +242,14 @@ def guess_stages(seen: Evidence) -> None:
 
 
 def _find_stage(seen: Evidence) -> str | None:
-    request = seen.column("request")
+    request = seen.key("request")
     candidates = []
     for facts in seen.free():
         if facts.kind not in ("text", "whole") or not 2 <= facts.distinct <= MOST_STAGES or facts.missing:
             continue
-        if seen.is_constant(request, facts.name) or seen.is_constant(seen.column("item"), facts.name):
+        if seen.is_constant(request, facts.name) or seen.is_constant(seen.key("item"), facts.name):
             continue
-        named = bool(STAGE & set(words(facts.name)))
+        named = bool(STAGE & facts.terms)
         values = seen.frame[facts.name].unique().to_list()
         known = facts.kind == "text" and sum(funnel_place(str(value)) is not None for value in values) >= 2
         numbered = facts.kind == "whole" and named and facts.low == 0 and facts.high == facts.distinct - 1
@@ -302,31 +271,29 @@ def _order_stages(seen: Evidence, column: str) -> None:
                 "stage", f"{column} has the numbers {facts.low:g} to {facts.high:g}, expected names or 0, 1, 2, ..."
             )
         seen.guesses.stages = [f"stage_{number}" for number in range(int(facts.high) + 1)]
-        seen.guesses.checks.append(f"stages: 0 in {column} must be the stage that drops items first")
+        seen.check(f"stages: 0 in {column} must be the stage that drops items first")
         return
     counts = dict(seen.frame[column].value_counts().iter_rows())
     known = {str(value): funnel_place(str(value)) for value in counts}
     if all(place is not None for place in known.values()) and len(set(known.values())) == len(known):
         seen.guesses.stages = sorted(counts, key=lambda value: known[value] or (0, 0))
-        seen.guesses.checks.append("stages: the order was guessed from their names; items dropped first come first")
+        seen.check("stages: the order was guessed from their names; items dropped first come first")
     else:
-        seen.guesses.stages = sorted(counts, key=lambda value: -counts[value])
-        seen.guesses.checks.append(
-            "stages: the order was guessed from the number of rows; items dropped first must come first"
-        )
+        seen.guesses.stages = sorted(counts, key=lambda value: (-counts[value], value))
+        seen.check("stages: the order was guessed from the number of rows; items dropped first must come first")
 
 
 def _find_flags(seen: Evidence) -> list[str]:
-    item = seen.column("item")
-    flags = [
+    item = seen.key("item")
+    own = [
         facts.name
         for facts in seen.free()
         if facts.is_flag
-        and funnel_place(facts.name) is not None
+        and (place := funnel_place(facts.name)) is not None
+        and place[0] < CLICKS  # what follows is feedback
+        and not facts.terms & (LABEL | VIEW)
         and (facts.distinct == 1 or not seen.is_constant(item, facts.name))
     ]
-    own = [name for name in flags if not set(words(name)) & (LABEL | VIEW)]
-    own = [name for name in own if (funnel_place(name) or (0, 0))[0] < len_of_funnel()]
     if len(own) < LEAST_FUNNEL_FLAGS:
         return []
     for name in own:
@@ -343,16 +310,14 @@ def _order_flags(seen: Evidence, flags: Sequence[str]) -> None:
         for outer, inner in pairwise(by_size)
     )
     order = by_size if nested else sorted(flags, key=lambda name: (funnel_place(name) or (99, 0), -means[name]))
-    deepest = pl.Series([-1] * len(seen.frame))
-    for number, name in enumerate(order):
-        deepest = deepest.zip_with(~above_zero(seen.frame[name]), pl.Series([number] * len(seen.frame)))
+    deepest = deepest_flags(seen.frame, order)
     kept = [name for number, name in enumerate(order) if bool((deepest == number).any())]
     for name in order:
         if name not in kept:
             seen.set(name, "ignore", "medium", "all of its items reached a later stage")
     how = "the number of items" if nested else "their names"
     seen.guesses.stages = kept
-    seen.guesses.checks.append(f"stages: the order was guessed from {how}; items dropped first come first")
+    seen.check(f"stages: the order was guessed from {how}; items dropped first come first")
     without = int((deepest < 0).sum())
     if without:
         other = f", or use --role stage={kept[0]}" if len(kept) == 1 else ""
@@ -363,24 +328,46 @@ def _order_flags(seen: Evidence, flags: Sequence[str]) -> None:
         )
 
 
+def deepest_flags(frame: pl.DataFrame, flags: Sequence[str]) -> pl.Series:
+    """Return the number of the last flag of each row that is above 0, or -1."""
+    deepest = pl.Series([-1] * len(frame))
+    for number, name in enumerate(flags):
+        deepest = deepest.zip_with(~above_zero(frame[name]), pl.Series([number] * len(frame)))
+    return deepest
+
+
 def guess_labels(seen: Evidence) -> None:
     """Guess what makes items relevant, and other feedback."""
-    item = seen.column("item")
+    item = seen.key("item")
     found = [facts for facts in seen.free() if _is_label(seen, facts)]
     if seen.column("label") is None and found:
-        chosen = max(found, key=lambda facts: _label_order(seen, facts))
-        named = bool(CLICK & set(words(chosen.name))) or len(found) == 1
+        # clicks first, then what is not merely shown, then the more frequent one
+        known = CLICK | {"label", "relevance", "target"}
+        chosen = max(
+            found,
+            key=lambda facts: (
+                bool(facts.terms & known),
+                not facts.terms & SHOWN,
+                share(above_zero(seen.frame[facts.name])),
+            ),
+        )
+        named = bool(CLICK & chosen.terms) or len(found) == 1
         seen.set(chosen.name, "label", "high" if named else "medium", "its name, differs within a request")
     label = seen.column("label")
     for facts in found:
         if facts.name != label:
             seen.set(facts.name, "feedback", "medium", "its name, differs within a request")
-    _find_consequences(seen)
+    # numbers that are known only after an item was shown, such as the time that a user spent on it
+    causes = [name for name, guess in seen.found.items() if guess.role in ("label", "feedback")]
+    causes += [name for name in seen.guesses.stages if name in seen.facts and SHOWN & set(words(name))]
+    for facts in seen.free() if causes else []:
+        if _follows(seen, facts, causes):
+            seen.set(facts.name, "feedback", "medium", f"above 0 only where {' or '.join(causes[:3])} is")
     if label is None and not seen.guesses.stages:
         flags = [facts.name for facts in seen.free() if facts.is_flag and not seen.is_constant(item, facts.name)]
-        flags = [name for name in flags if not seen.is_constant(seen.column("request"), name)]
+        flags = [name for name in flags if not seen.is_constant(seen.key("request"), name)]
         flags.sort(key=lambda name: share(above_zero(seen.frame[name])))  # what was shown is more than what was clicked
-        texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & set(words(facts.name))]
+        texts = [facts for facts in seen.free() if facts.kind == "text" and LABEL & facts.terms]
         if len(flags) == 1:
             seen.set(flags[0], "label", "low", "the only column of 0 and 1 that differs within a request")
         elif texts:
@@ -392,43 +379,26 @@ def guess_labels(seen: Evidence) -> None:
             seen.problem("label", "no column says which items are relevant, such as clicked or bought", flags)
 
 
-def _find_consequences(seen: Evidence) -> None:
-    """Find numbers that are known only after an item was shown, such as the time that a user spent on it."""
-    causes = [name for name, guess in seen.found.items() if guess.role in ("label", "feedback")]
-    causes += [name for name in seen.guesses.stages if name in seen.facts and SHOWN & set(words(name))]
-    for facts in seen.free() if causes else []:
-        if _follows(seen, facts, causes):
-            seen.set(facts.name, "feedback", "medium", f"above 0 only where {' or '.join(causes[:3])} is")
-
-
 def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
-    found = set(words(facts.name))
+    found = facts.terms
     if not facts.is_number or facts.low < 0:
         return False
     names = bool(found & LABEL) or bool(found & SHOWN) or (bool(found & VIEW) and facts.is_flag)
     if not names or (found & HISTORIC and not facts.is_flag) or found & {"id", "rank", "index"}:
         return False
-    if seen.is_constant(seen.column("request"), facts.name):
+    if seen.is_constant(seen.key("request"), facts.name):
         return False
-    return facts.is_flag or not (seen.is_constant(seen.column("item"), facts.name) or _is_counter(seen, facts.name))
+    return facts.is_flag or not (seen.is_constant(seen.key("item"), facts.name) or _is_counter(seen, facts.name))
 
 
 def _is_counter(seen: Evidence, column: str) -> bool:
     """Return whether a number hardly ever falls from one occurrence of an item to the next, as running counters do."""
-    item, time = seen.column("item"), seen.column("time") or seen.column("day")
-    if item is None or time is None:
+    item, time = seen.key("item"), seen.key("time", "day")
+    if not item or not time:
         return False
     steps = seen.frame.sort(time, maintain_order=True).select(pl.col(column).cast(pl.Float64).diff().over(item))
     falls, rises = (int((sign * steps.to_series() > 0).sum()) for sign in (-1, 1))
     return rises >= LEAST_EXPECTED and falls <= FALLS * rises
-
-
-def _label_order(seen: Evidence, facts: ColumnFacts) -> tuple[bool, bool, float]:
-    """Order labels: clicks first, then what is not merely shown, then the more frequent one."""
-    found = set(words(facts.name))
-    positives = share(above_zero(seen.frame[facts.name]))
-    is_known = bool(found & (CLICK | {"label", "relevance", "target"}))
-    return is_known, not found & SHOWN, positives
 
 
 def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
@@ -444,10 +414,9 @@ def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
 
 def guess_places(seen: Evidence) -> None:
     """Guess ranks and positions, and leave out scores of production."""
-    request = seen.column("request")
-    assert request is not None
+    request = seen.key("request")
     for facts in seen.free():
-        found = set(words(facts.name))
+        found = facts.terms
         if facts.kind not in ("whole", "number") or seen.is_constant(request, facts.name):
             continue
         if found & SCORE and not found & {"review", "bewertung"} and facts.kind == "number":
@@ -458,7 +427,7 @@ def guess_places(seen: Evidence) -> None:
 
 def ignore_conditions(seen: Evidence) -> None:
     """Leave out columns without which no item is relevant, such as whether it was shown, and where."""
-    label, keys = seen.column("label"), (seen.column("request"), seen.column("item"))
+    label, keys = seen.column("label"), (seen.key("request"), seen.key("item"))
     relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
     for facts in seen.free():
         if not facts.is_number or any(seen.is_constant(key, facts.name) for key in keys):
@@ -468,7 +437,7 @@ def ignore_conditions(seen: Evidence) -> None:
         if share(absent) * int(relevant.sum()) >= LEAST_EXPECTED and not bool((absent & relevant).any()):
             why = f"{label} is above 0 only where it is {'known' if counts_from_0 else 'above 0'}"
             seen.set(facts.name, "ignore", "medium", why)
-            seen.guesses.checks.append(
+            seen.check(
                 f"{facts.name} may say what was shown and is not used: {why}, so a model would see the answer in it; "
                 f"try --role {'stage' if facts.is_flag else 'rank'}={facts.name}"
             )
@@ -490,17 +459,10 @@ def _set_place(seen: Evidence, facts: ColumnFacts, request: str, *, is_position:
     else:
         seen.set(facts.name, role, "high", f"its name, from {first}, differs within a request")
         if is_position and role == "rank":
-            seen.guesses.checks.append(
+            seen.check(
                 f"{facts.name} counts from 1 and is used as rank; for click bias, add a column from 0 and name "
                 "it as position"
             )
-
-
-def len_of_funnel() -> int:
-    """Return the number of places of a funnel before clicks: later ones are feedback, not stages."""
-    place = funnel_place("click")
-    assert place is not None
-    return place[0]
 
 
 _SEVERAL = 0.1  # share of different texts with a separator from which on a column has several values in one text
@@ -508,7 +470,7 @@ _SEVERAL = 0.1  # share of different texts with a separator from which on a colu
 
 def guess_features(seen: Evidence) -> None:
     """Guess whether the remaining columns describe users, requests or items."""
-    user, item = seen.column("user"), seen.column("item")
+    user, item = seen.key("user"), seen.key("item")
     for facts in seen.free():
         of_request = seen.per_request(facts.name)
         if facts.distinct == 1 and not facts.missing:
@@ -517,11 +479,11 @@ def guess_features(seen: Evidence) -> None:
             _guess_sequence(seen, facts, of_request=of_request)
         elif facts.kind == "time":
             seen.set(facts.name, "ignore", "medium", "another time; a feature {kind: time} can use a part of it")
-        elif _are_dates(facts):
+        elif facts.kind == "whole" and facts.has_name_of_day and 20_000_101 <= facts.low <= facts.high <= 20_991_231:
             seen.set(facts.name, "ignore", "medium", "dates; a model would not know those of tomorrow")
         elif facts.kind == "text" and (mark := _separator(seen, facts)):
             seen.set(facts.name, "ignore", "medium", f"several values in one text, separated by {mark!r}")
-            seen.guesses.checks.append(
+            seen.check(
                 f"{facts.name} has several values in one text, separated by {mark!r}, and is not used: a feature has "
                 "one value, so add a column for each of the values that matter; a sequence needs a column of lists"
             )
@@ -540,7 +502,7 @@ def guess_features(seen: Evidence) -> None:
 def _separator(seen: Evidence, facts: ColumnFacts) -> str | None:
     """Return what separates the values of a text that has several of them, which occur in other texts, too."""
     values = seen.frame[facts.name].drop_nulls().unique()
-    is_sequence = bool(SEQUENCE & set(words(facts.name)))
+    is_sequence = bool(SEQUENCE & facts.terms)
     for mark in ("|", ";", ",", " ") if is_sequence else ("|", ";", ","):
         parts = values.str.split(mark)
         if share(parts.list.len() > 1) < _SEVERAL:
@@ -550,21 +512,14 @@ def _separator(seen: Evidence, facts: ColumnFacts) -> str | None:
     return None
 
 
-def _are_dates(facts: ColumnFacts) -> bool:
-    """Return whether a column is called a day and has whole numbers such as 20240113."""
-    first, last = 20_000_101, 20_991_231
-    return facts.kind == "whole" and bool(DAY & set(words(facts.name))) and first <= facts.low <= facts.high <= last
-
-
 def _guess_sequence(seen: Evidence, facts: ColumnFacts, *, of_request: bool) -> None:
-    item = seen.column("item")
-    assert item is not None
+    item = seen.key("item")
     elements = seen.frame[facts.name].explode().drop_nulls()
     known = seen.frame[item].unique()
     same = elements.dtype == known.dtype or (elements.dtype.is_integer() and known.dtype.is_integer())
     overlap = share(elements.is_in(known.cast(elements.dtype).implode())) if same else 0.0
     if of_request and overlap > 0.3:
-        named = bool(SEQUENCE & set(words(facts.name)))
+        named = bool(SEQUENCE & facts.terms)
         seen.set(facts.name, "sequence", "high" if named else "medium", f"lists of values of {item}")
     else:
         seen.set(facts.name, "ignore", "low", "lists; see sequences in the reference")
@@ -572,10 +527,9 @@ def _guess_sequence(seen: Evidence, facts: ColumnFacts, *, of_request: bool) -> 
 
 def is_categorical(facts: ColumnFacts) -> bool:
     """Return whether a feature is a category rather than a quantity."""
-    found = set(words(facts.name))
     if facts.kind in ("text", "truth"):
         return True
-    return facts.kind == "whole" and (facts.distinct <= 12 or bool(found & (ID | CATEGORY)))
+    return facts.kind == "whole" and (facts.distinct <= 12 or bool(facts.terms & (ID | CATEGORY)))
 
 
 def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
@@ -589,7 +543,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
     ignore_empty_columns(seen)
     guess_request(seen)
     guess_item(seen)
-    if seen.column("request") and seen.column("item"):
+    if seen.key("request") and seen.key("item"):
         check_request(seen)
         guess_user(seen)
         guess_stages(seen)
@@ -601,8 +555,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
     for name in seen.facts:
         if name not in seen.found:
             seen.set(name, "ignore", "low", "no role was found")
-    seen.guesses.of = {name: seen.found[name] for name in seen.facts}
-    return seen.guesses
+    return replace(seen.guesses, of={name: seen.found[name] for name in seen.facts})
 
 
 def guess_table_columns(sample: Sample, guesses: Guesses, given: Mapping[str, Role]) -> None:
@@ -614,7 +567,8 @@ def guess_table_columns(sample: Sample, guesses: Guesses, given: Mapping[str, Ro
         given: Roles by column that are already decided.
     """
     seen = Evidence(sample, given)
-    seen.guesses, seen.found = guesses, {**seen.found, **guesses.of}
+    seen.found.update(guesses.of)
     ignore_empty_columns(seen)
     guess_features(seen)
     guesses.of = {name: seen.found[name] for name in seen.facts}
+    guesses.checks += seen.guesses.checks

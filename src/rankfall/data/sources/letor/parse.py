@@ -12,21 +12,20 @@ float64 and stored as float32, as ``sklearn.datasets.load_svmlight_file`` does.
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
 import lzma
 import math
 import re
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from rankfall._errors import RankfallError
+from rankfall.storage.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +109,8 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
     tokens = body.split()
     if not tokens:
         return None
-    label = _label(tokens[0])
+    if not _NUMBER.fullmatch(tokens[0]) or not math.isfinite(_stored(float(tokens[0]))):
+        raise RankfallError(f"the label {_shown(tokens[0])} is not a finite number")
     qid = None
     features = tokens[1:]
     if features and features[0].startswith(b"qid:"):
@@ -126,7 +126,7 @@ def parse_line(line: bytes, rules: Rules) -> Line | None:
     for token in features:
         ids.append(_feature_id(token, ids, rules))
         values.append(_value(token, rules))
-    return Line(label, qid, ids, values)
+    return Line(float(tokens[0]), qid, ids, values)
 
 
 def parse_number(token: bytes) -> float:
@@ -143,12 +143,6 @@ def parse_number(token: bytes) -> float:
     if word.lstrip(b"+-") in _INFINITE:
         return -math.inf if word.startswith(b"-") else math.inf
     raise RankfallError(f"{_shown(token)} is not a number")
-
-
-def _label(token: bytes) -> float:
-    if not _NUMBER.fullmatch(token) or not math.isfinite(_stored(float(token))):
-        raise RankfallError(f"the label {_shown(token)} is not a finite number")
-    return float(token)
 
 
 def _feature_id(token: bytes, before: list[int], rules: Rules) -> int:
@@ -222,7 +216,11 @@ def _parse(lines: list[bytes], rules: Rules) -> ParsedBlock:
     Raises:
         _InvalidLineError: If one of them may be invalid.
     """
-    parts = pl.Series("line", _texts(lines), pl.String).str.splitn("#", 2).struct.unnest()
+    try:
+        texts = b"\n".join(lines).decode().split("\n")
+    except UnicodeDecodeError:
+        texts = list(map(_decode, lines))
+    parts = pl.Series("line", texts, pl.String).str.splitn("#", 2).struct.unnest()
     rows = parts.select(body="field_0", comment="field_1", words=pl.col("field_0").str.extract_all(_WORD))
     rows = rows.with_row_index("line").filter(pl.col("words").list.len() > 0)
     words, before = rows["words"], 2 if rules.with_qid else 1
@@ -276,13 +274,6 @@ def _numbers(texts: pl.Series) -> NDArray[np.float64]:
     return found
 
 
-def _texts(lines: list[bytes]) -> list[str]:
-    try:
-        return b"\n".join(lines).decode().split("\n")
-    except UnicodeDecodeError:
-        return list(map(_decode, lines))
-
-
 def _decode(text: bytes) -> str:
     """Decode UTF-8, or Latin-1 if that fails: old collections have both, sometimes in one file."""
     try:
@@ -330,24 +321,22 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check the ranges of all options."""
-        check(self.min_list >= 1, "min_list", self.min_list, "at least 1")
-        check(self.keep_positives >= 0, "keep_positives", self.keep_positives, "at least 0")
-        check(self.first_id in (None, 0, 1), "first_id", self.first_id, "0, 1 or None")
-        check(self.seed >= 0, "seed", self.seed, "at least 0")
-        if self.max_list is not None:
-            check(
-                self.max_list >= self.min_list,
-                "max_list",
-                self.max_list,
-                f"at least min_list, {self.min_list}",
-            )
-        if self.features is not None:
-            check(1 <= self.features < 10**8, "features", self.features, "from 1 to 99999999")
-        if self.missing_value is None:
-            check(not self.missing_indicator, "missing_indicator", True, "given together with missing_value")
-        else:
-            finite = bool(np.isfinite(np.float32(self.missing_value)))
-            check(finite, "missing_value", self.missing_value, "a finite number")
+        width, missing, most = self.features, self.missing_value, self.max_list
+        rules = {
+            "min_list": (self.min_list >= 1, "at least 1"),
+            "keep_positives": (self.keep_positives >= 0, "at least 0"),
+            "first_id": (self.first_id in (None, 0, 1), "0, 1 or None"),
+            "seed": (self.seed >= 0, "at least 0"),
+            "max_list": (most is None or most >= self.min_list, f"at least min_list, {self.min_list}"),
+            "features": (width is None or 1 <= width < 10**8, "from 1 to 99999999"),
+            "missing_indicator": (
+                not self.missing_indicator or missing is not None,
+                "given together with missing_value",
+            ),
+            "missing_value": (missing is None or bool(np.isfinite(np.float32(missing))), "a finite number"),
+        }
+        for name, (holds, allowed) in rules.items():
+            check(holds, name, getattr(self, name), allowed)
 
 
 def check(holds: bool, name: str, found: object, allowed: str) -> None:
@@ -359,98 +348,53 @@ def check(holds: bool, name: str, found: object, allowed: str) -> None:
 BLOCK_BYTES = 2 << 20  # large enough to spend the time in array operations, small enough for the cache
 LONGEST_LINE = 64 << 20  # a file with longer lines is not a text file
 
-_MARKS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OPENERS: dict[bytes, Any] = {  # by the first bytes of a file
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"),
+}
 
 
-class TextFile:
-    """A file to read. After the last block, `bytes` and `sha256` describe the file as it is stored.
+def read_blocks(path: Path, on_read: Callable[[int], None] = lambda n: None) -> Iterator[bytes]:
+    """Iterate over the text of a file in blocks of whole lines, each with its last newline.
 
     Args:
         path: The file; gzip, xz and zstd are recognised by its first bytes.
-        on_read: Receives the number of bytes read.
+        on_read: Receives the number of stored bytes read since the last call.
     """
-
-    def __init__(self, path: Path, on_read: Callable[[int], None] = lambda n: None) -> None:
-        self.path = path
-        self.bytes = 0
-        self._digest = hashlib.sha256()
-        self._on_read = on_read
-
-    @property
-    def sha256(self) -> str:
-        """The checksum of the bytes read."""
-        return self._digest.hexdigest()
-
-    def blocks(self) -> Iterator[bytes]:
-        """Iterate over the text in blocks of whole lines, each with its last newline."""
-        with (
-            self.path.open("rb") as file,
-            io.BufferedReader(_Counted(file, self._count), 1 << 20) as stored,
-            _unpacked(stored, self.path) as text,
-        ):
-            yield from _whole_lines(text, self.path)
-            while stored.read(BLOCK_BYTES):  # bytes after the compressed data belong to the checksum, too
-                pass
-
-    def _count(self, data: memoryview) -> None:
-        self.bytes += len(data)
-        self._digest.update(data)
-        self._on_read(len(data))
-
-
-class _Counted(io.RawIOBase):
-    """A file that passes everything read from it to a function."""
-
-    def __init__(self, file: IO[bytes], show: Callable[[memoryview], None]) -> None:
-        self._file = file
-        self._show = show
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = cast("io.BufferedReader", self._file).readinto(buffer)
-        self._show(memoryview(buffer)[:count])
-        return count
+    parts: list[bytes] = []  # of an incomplete line
+    read = 0
+    with open_regular(path) as file, _unpacked(file, path) as text:
+        chunk = text.read(BLOCK_BYTES).removeprefix(_BYTE_ORDER_MARK)
+        while chunk:
+            on_read(file.tell() - read)
+            read = file.tell()
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                yield b"".join([*parts, chunk[:cut]])
+                parts.clear()
+            parts.append(chunk[cut:])
+            if sum(map(len, parts)) > LONGEST_LINE:
+                raise RankfallError(
+                    f"{path}: found a line of more than {LONGEST_LINE >> 20} MB, expected a text file of lines"
+                )
+            chunk = text.read(BLOCK_BYTES)
+        if any(parts):
+            yield b"".join([*parts, b"\n"])
+    on_read(path.stat().st_size - read)  # some bytes may follow the compressed data
 
 
 @contextmanager
-def _unpacked(packed: io.BufferedReader[Any], path: Path) -> Iterator[IO[bytes]]:
+def _unpacked(packed: BinaryIO, path: Path) -> Iterator[IO[bytes]]:
     """Decompress a file according to its first bytes."""
-    start = packed.peek(8)
-    kind = next((kind for mark, kind in _MARKS.items() if start.startswith(mark)), None)
+    start = packed.read(8)
+    packed.seek(0)
+    opener = next((one for mark, one in _OPENERS.items() if start.startswith(mark)), nullcontext)
     try:
-        if kind == "gzip":
-            with gzip.open(packed) as text:
-                yield cast("IO[bytes]", text)
-        elif kind == "xz":
-            with lzma.open(packed) as text:
-                yield text
-        elif kind == "zstd":
-            with pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as text:
-                yield text
-        else:
-            yield packed
+        with opener(packed) as text:
+            yield text
     except (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid) as error:
         if getattr(error, "errno", None) is not None:
             raise  # errors of the operating system have a number, those of damaged data have none
         raise RankfallError(f"{path}: damaged or truncated ({error})") from error
-
-
-def _whole_lines(text: IO[bytes], path: Path) -> Iterator[bytes]:
-    parts: list[bytes] = []  # of an incomplete line
-    chunk = text.read(BLOCK_BYTES).removeprefix(_BYTE_ORDER_MARK)
-    while chunk:
-        cut = chunk.rfind(b"\n") + 1
-        if cut:
-            yield b"".join([*parts, chunk[:cut]])
-            parts.clear()
-        parts.append(chunk[cut:])
-        if sum(map(len, parts)) > LONGEST_LINE:
-            raise RankfallError(
-                f"{path}: found a line of more than {LONGEST_LINE >> 20} MB, expected a text file of lines"
-            )
-        chunk = text.read(BLOCK_BYTES)
-    if any(parts):
-        yield b"".join([*parts, b"\n"])

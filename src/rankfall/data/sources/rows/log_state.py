@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -39,33 +39,33 @@ import pyarrow.parquet as pa_parquet
 
 from rankfall._errors import RankfallError
 from rankfall.data.arrays import Moments
-from rankfall.data.impressions.assemble import RepeatCounts
+from rankfall.data.impressions.assemble import EventHistory, RepeatCounts
 from rankfall.data.impressions.encoding import Encoding, dense_values, hash_values
 from rankfall.data.impressions.items import ITEMS, VERSIONS, VOCABULARIES, GrowingItems
 from rankfall.data.impressions.log import GROWTH, map_table
 from rankfall.data.impressions.log_writer import write_table, write_vocabularies
-from rankfall.data.impressions.requests import Counts
+from rankfall.data.impressions.requests import TIME, Counts, above_zero, request_keys
 from rankfall.data.impressions.spec import Categorical, Dense, column_of, table_of
 from rankfall.data.sources.rows.portions import POSITION, IncrementalMerge, first_rows
-from rankfall.data.sources.rows.row_checks import SequenceHistories
 from rankfall.data.sources.rows.row_files import RowFile
 from rankfall.encoding import BadValueError, combine
 from rankfall.storage.disk import make_directory, open_new, rename, sync
 from rankfall.storage.files import checksum, try_to_delete, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from rankfall._engine import Engine, Report
     from rankfall.data.impressions.log import ImpressionLog
-    from rankfall.data.impressions.spec import FeatureConfig, Spec, Vocabulary
+    from rankfall.data.impressions.spec import Spec, Vocabulary
     from rankfall.data.sources.rows.portions import Portion, RequestOrder, SpooledLog
     from rankfall.data.sources.rows.raw_log import Origin, Types
 
     Numbers = NDArray[np.float64]
+    Fits = dict[tuple[str, str], "_Vocabulary | _Scaling | _Edges"]
 
 _SUM_BLOCK = 2**16  # rows that are summed at once
 QUANTILE_SAMPLE = 2**17  # rows from which the edges of buckets are computed
@@ -80,11 +80,11 @@ def fit_portions(log: SpooledLog, portions: Sequence[Portion], on_rows: Report, 
         on_rows: Receives the number of rows that were read.
         engine: Runs the work on the portions.
     """
-    fitter = EncodingFitter(log.raw.spec)
-    with closing(engine.map(partial(_portion_statistics, log, fitter), portions, on_rows)) as found:
-        for statistics in found:
-            fitter.add(statistics)
-    return fitter.encoding()
+    fits = _fitted(log, portions, on_rows, engine)
+    found: dict[str, dict[str, Any]] = {"vocabularies": {}, "scalings": {}, "edges": {}}
+    for (kind, name), fit in fits.items():
+        found[kind][name] = fit.result()
+    return Encoding(log.raw.spec, **found)
 
 
 def new_values(
@@ -100,151 +100,76 @@ def new_values(
         known: The vocabulary of each embedding table.
         engine: Runs the work on the portions.
     """
-    fitter = EncodingFitter(log.raw.spec, _has_vocabulary)
-    with closing(engine.map(partial(_portion_statistics, log, fitter), portions)) as found:
-        for statistics in found:
-            fitter.add(statistics)
-    return fitter.vocabularies(known)
+    fits = _fitted(log, portions, lambda rows: None, engine, only_vocabularies=True)
+    return {name: fit.result(known.get(name)) for (_, name), fit in fits.items() if isinstance(fit, _Vocabulary)}
 
 
-def _portion_statistics(log: SpooledLog, fitter: EncodingFitter, portion: Portion, report: Report) -> Statistics:
-    rows = log.rows(portion.number, fitter.columns)
-    rows = rows.sort(POSITION, log.raw.spec.item)  # sums of floats depend on the order
-    statistics = fitter.statistics(rows, first_rows(rows), portion)
-    report(portion.rows)
-    return statistics
+def _fitted(
+    log: SpooledLog, portions: Sequence[Portion], on_rows: Report, engine: Engine, *, only_vocabularies: bool = False
+) -> Fits:
+    """Return what was fitted to some portions, by the argument of :class:`Encoding` and the table or feature."""
+    fits: Fits = {}
+    uses: list[_Use] = []
+    for group, name, feature in log.raw.spec.features:
+        use = partial(_Use, column_of(log.raw.spec, name, feature), group == "item")
+        if isinstance(feature, Categorical) and feature.vocabulary is not None:
+            uses.append(use(("vocabularies", table_of(group, name, feature))))
+            fits.setdefault(uses[-1].key, _Vocabulary(feature.vocabulary))
+        elif isinstance(feature, Dense) and feature.standardise and not only_vocabularies:
+            uses.append(use(("scalings", f"{group}.{name}")))
+            fits[uses[-1].key] = _Scaling(feature)
+        elif isinstance(feature, Dense) and isinstance(feature.bucketize, int) and not only_vocabularies:
+            uses.append(use(("edges", f"{group}.{name}")))
+            fits[uses[-1].key] = _Edges(feature, feature.bucketize)
+    with closing(engine.map(partial(_portion_parts, log, fits, uses), portions, on_rows)) as parts:
+        for part in chain.from_iterable(parts):
+            fits[part[0]].add(part[1])
+    return fits
 
 
-@dataclass
-class Statistics:
-    """The statistics of a portion: counts per embedding table, sums and samples per feature."""
+class _Use(NamedTuple):
+    """A column that something is fitted to."""
 
-    counts: dict[str, pl.DataFrame] = field(default_factory=dict)
-    sums: dict[str, list[Moments | Numbers]] = field(default_factory=dict)
-    samples: dict[str, tuple[NDArray[np.uint64], Numbers]] = field(default_factory=dict)
+    column: str
+    per_row: bool  # as features of items; those of users and context are fitted to requests
+    key: tuple[str, str]
 
 
-class EncodingFitter:
-    """Collects the statistics for an :class:`Encoding`.
-
-    Features of items are counted per row, features of users and context per request.
-
-    Args:
-        spec: The description of the log.
-        fits: Returns whether a feature is fitted.
-    """
-
-    def __init__(self, spec: Spec, fits: Callable[[FeatureConfig], bool] | None = None) -> None:
-        self.spec = spec
-        self._counts: dict[str, _ValueCounts] = {}  # by embedding table
-        self._sums: dict[str, _Sums] = {}  # by feature
-        self._samples: dict[str, _Sample] = {}
-        self._features = [entry for entry in spec.features if (fits or _needs_fit)(entry[2])]
-        for group, name, feature in self._features:
-            key = f"{group}.{name}"
-            if isinstance(feature, Categorical):
-                assert feature.vocabulary is not None  # no other categorical feature is fitted
-                self._counts.setdefault(table_of(group, name, feature), _ValueCounts(feature.vocabulary))
-            elif isinstance(feature, Dense) and feature.standardise:
-                self._sums[key] = _Sums(feature.size)
-            else:
-                self._samples[key] = _Sample()
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the fitted features."""
-        return list(dict.fromkeys(column_of(self.spec, name, feature) for _, name, feature in self._features))
-
-    def statistics(self, rows: pl.DataFrame, requests: pl.DataFrame, portion: Portion) -> Statistics:
-        """Compute the statistics of a portion.
-
-        Args:
-            rows: The rows, sorted by request and item.
-            requests: The first row of each request.
-            portion: The portion that the rows belong to.
-        """
-        statistics = Statistics()
-        counts: dict[str, list[pl.DataFrame]] = {}
-        hashes: dict[bool, NDArray[np.uint64]] = {}
-        for group, name, feature in self._features:
-            of_item = group == "item"
-            frame = rows if of_item else requests
-            values, key = frame[column_of(self.spec, name, feature)], f"{group}.{name}"
-            if isinstance(feature, Categorical):
-                counts.setdefault(table_of(group, name, feature), []).append(_counted(values))
-                continue
-            assert isinstance(feature, Dense)  # times are not fitted
-            numbers = self._numbers(feature, values, frame)
-            if key in self._sums:
-                first = portion.first_row if of_item else portion.first_request
-                statistics.sums[key] = _in_blocks(numbers.reshape(len(numbers), -1), first)
-            else:
-                if of_item not in hashes:
-                    hashes[of_item] = self._hashes(frame, of_item)
-                statistics.samples[key] = _smallest(hashes[of_item], numbers)
-        statistics.counts = {table: _summed(pl.concat(some)) for table, some in counts.items()}
-        return statistics
-
-    def add(self, statistics: Statistics) -> None:
-        """Add the statistics of the next portion."""
-        for table, counted in statistics.counts.items():
-            self._counts[table].add(counted)
-        for key, blocks in statistics.sums.items():
-            self._sums[key].add(blocks)
-        for key, (hashes, numbers) in statistics.samples.items():
-            self._samples[key].add(hashes, numbers)
-
-    def encoding(self) -> Encoding:
-        """Return the encoding that fits all statistics added."""
-        features = {f"{group}.{name}": feature for group, name, feature in self._features}
-        return Encoding(
-            self.spec,
-            vocabularies=self.vocabularies(),
-            scalings={key: sums.scaling() for key, sums in self._sums.items()},
-            edges={key: sample.edges(_buckets(features[key])) for key, sample in self._samples.items()},
-        )
-
-    def vocabularies(self, known: Mapping[str, pl.Series] = MappingProxyType({})) -> dict[str, pl.Series]:
-        """Return the values of each embedding table that get ids, without those that have one already."""
-        return {table: counts.vocabulary(known.get(table)) for table, counts in self._counts.items()}
-
-    def _numbers(self, feature: Dense, values: pl.Series, frame: pl.DataFrame) -> Numbers:
+def _portion_parts(
+    log: SpooledLog, fits: Fits, uses: Sequence[_Use], portion: Portion, report: Report
+) -> list[tuple[tuple[str, str], Any]]:
+    """Return what the rows of a portion add to each fit."""
+    keys = [log.raw.spec.request, log.raw.spec.item]
+    rows = log.rows(portion.number, [use.column for use in uses]).sort(POSITION, keys[1])  # sums depend on the order
+    requests = first_rows(rows)
+    found = []
+    for use in uses:
+        frame, first = (rows, portion.first_row) if use.per_row else (requests, portion.first_request)
         try:
-            return dense_values(feature, values)
+            part = fits[use.key].part(frame[use.column], frame.select(keys[: 1 + use.per_row]), first)
         except BadValueError as error:
-            raise RankfallError(f"{error} (request {frame[self.spec.request][error.position]!r})") from None
-
-    def _hashes(self, frame: pl.DataFrame, of_item: bool) -> NDArray[np.uint64]:
-        parts = [hash_values(frame[column]) for column in (self.spec.request, self.spec.item)[: 1 + of_item]]
-        return combine(*parts)
-
-
-def _needs_fit(feature: FeatureConfig) -> bool:
-    scaled = isinstance(feature, Dense) and (feature.standardise or isinstance(feature.bucketize, int))
-    return scaled or _has_vocabulary(feature)
+            raise RankfallError(f"{error} (request {frame[keys[0]][error.position]!r})") from None
+        found.append((use.key, part))
+    report(portion.rows)
+    return found
 
 
-def _has_vocabulary(feature: FeatureConfig) -> bool:
-    return isinstance(feature, Categorical) and feature.vocabulary is not None
-
-
-def _buckets(feature: FeatureConfig) -> int:
-    assert isinstance(feature, Dense)
-    assert isinstance(feature.bucketize, int)
-    return feature.bucketize
-
-
-class _ValueCounts:
-    """The number of occurrences of each value."""
+class _Vocabulary:
+    """The values of an embedding table that get ids, by their number of occurrences."""
 
     def __init__(self, limits: Vocabulary) -> None:
         self._limits = limits
         self._counts = IncrementalMerge(_summed)
 
-    def add(self, counted: pl.DataFrame) -> None:
-        self._counts.add(counted)
+    def part(self, values: pl.Series, keys: pl.DataFrame, first: int) -> pl.DataFrame:
+        """Return the number of occurrences of each value."""
+        return values.drop_nulls().alias("value").value_counts(name="count").cast({"count": pl.Int64})
 
-    def vocabulary(self, known: pl.Series | None = None) -> pl.Series:
+    def add(self, part: pl.DataFrame) -> None:
+        """Add the next portion."""
+        self._counts.add(part)
+
+    def result(self, known: pl.Series | None = None) -> pl.Series:
         """Return the values that get ids: the most frequent first, values of equal frequency sorted.
 
         Values of one hash get one id, that of the first: bundles find values by their hashes, and clients could choose
@@ -264,24 +189,27 @@ class _ValueCounts:
         return ordered if most is None else ordered.head(max(0, most - taken))
 
 
-def _counted(values: pl.Series) -> pl.DataFrame:
-    return values.drop_nulls().alias("value").value_counts(name="count").cast({"count": pl.Int64})
-
-
 def _summed(counts: pl.DataFrame) -> pl.DataFrame:
     return counts.group_by("value").agg(pl.sum("count"))
 
 
-class _Sums:
+class _Scaling:
     """Mean and deviation. Numbers are summed in blocks of one size, independent of where portions end."""
 
-    def __init__(self, size: int) -> None:
-        self._moments = Moments.of(np.empty((0, size)))
-        self._pending = np.empty((0, size))
+    def __init__(self, feature: Dense) -> None:
+        self._feature = feature
+        self._pending = np.empty((0, feature.size))
+        self._moments = Moments.of(self._pending)
 
-    def add(self, blocks: Sequence[Moments | Numbers]) -> None:
-        """Add the next complete blocks and parts of blocks."""
-        for block in blocks:
+    def part(self, values: pl.Series, keys: pl.DataFrame, first: int) -> list[Moments | Numbers]:
+        """Return the moments of complete blocks and the numbers of others; `first` numbers come before these."""
+        numbers = dense_values(self._feature, values).reshape(len(values), -1)
+        blocks = np.split(numbers, range(_SUM_BLOCK - first % _SUM_BLOCK, len(numbers), _SUM_BLOCK))
+        return [Moments.of(block) if len(block) == _SUM_BLOCK else block for block in blocks]
+
+    def add(self, part: Sequence[Moments | Numbers]) -> None:
+        """Add the next portion."""
+        for block in part:
             if isinstance(block, Moments):
                 self._moments += block
                 continue
@@ -290,41 +218,133 @@ class _Sums:
                 self._moments += Moments.of(self._pending)
                 self._pending = self._pending[:0]
 
-    def scaling(self) -> tuple[Numbers, Numbers]:
+    def result(self) -> tuple[Numbers, Numbers]:
+        """Return the mean and the deviation of each number."""
         scaling = (self._moments + Moments.of(self._pending)).scaling()
         return scaling.mean, scaling.deviation
 
 
-def _in_blocks(numbers: Numbers, first: int) -> list[Moments | Numbers]:
-    """Return the moments of complete blocks and the numbers of incomplete ones; `first` numbers come before these."""
-    stops = range(_SUM_BLOCK - first % _SUM_BLOCK, len(numbers), _SUM_BLOCK)
-    blocks = np.split(numbers, stops)
-    return [Moments.of(block) if len(block) == _SUM_BLOCK else block for block in blocks]
+class _Edges:
+    """The edges of buckets, from the rows with the smallest hashes, at most `QUANTILE_SAMPLE` of them."""
 
+    def __init__(self, feature: Dense, buckets: int) -> None:
+        self._feature, self._buckets = feature, buckets
+        self._sample: tuple[NDArray[np.uint64], Numbers] = (np.empty(0, np.uint64), np.empty(0))
 
-class _Sample:
-    """The numbers of the rows with the smallest hashes, at most `QUANTILE_SAMPLE` of them."""
+    def part(self, values: pl.Series, keys: pl.DataFrame, first: int) -> tuple[NDArray[np.uint64], Numbers]:
+        """Return the sample of a portion: hashes and numbers."""
+        hashes = combine(*(hash_values(column) for column in keys.get_columns()))
+        numbers = dense_values(self._feature, values)
+        smallest = np.argsort(hashes, kind="stable")[:QUANTILE_SAMPLE]
+        return hashes[smallest], numbers[smallest]
 
-    def __init__(self) -> None:
-        self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._numbers: NDArray[Any] = np.empty(0)
+    def add(self, part: tuple[NDArray[np.uint64], Numbers]) -> None:
+        """Add the next portion."""
+        hashes, numbers = (np.concatenate(both) for both in zip(self._sample, part, strict=True))
+        smallest = np.argsort(hashes, kind="stable")[:QUANTILE_SAMPLE]
+        self._sample = hashes[smallest], numbers[smallest]
 
-    def add(self, hashes: NDArray[np.uint64], numbers: Numbers) -> None:
-        hashes, numbers = np.concatenate([self._hashes, hashes]), np.concatenate([self._numbers, numbers])
-        self._hashes, self._numbers = _smallest(hashes, numbers)
-
-    def edges(self, buckets: int) -> list[float]:
+    def result(self) -> list[float]:
         """Return the inner edges of buckets of equal counts; a value that fills several buckets gives one edge."""
-        if len(self._numbers) == 0:
+        numbers = self._sample[1]
+        if len(numbers) == 0:
             return []
-        edges = np.unique(np.quantile(self._numbers, np.arange(1, buckets) / buckets))
-        return [float(edge) for edge in edges if edge > self._numbers.min()]  # a bucket includes its lower edge
+        edges = np.unique(np.quantile(numbers, np.arange(1, self._buckets) / self._buckets))
+        return [float(edge) for edge in edges if edge > numbers.min()]  # a bucket includes its lower edge
 
 
-def _smallest(hashes: NDArray[np.uint64], numbers: Numbers) -> tuple[NDArray[np.uint64], Numbers]:
-    smallest = np.argsort(hashes, kind="stable")[:QUANTILE_SAMPLE]
-    return hashes[smallest], numbers[smallest]
+# --- histories --------------------------------------------------------------------------------------------------
 
+_NO_PLACE = 2**62  # of items without a position or rank, which come last
+
+
+Events = tuple[pl.DataFrame, dict[str, pl.DataFrame]]  # user and time of each request, and events by sequence
+
+
+class SequenceHistories:
+    """One history per sequence of feedback. Portions go through :meth:`advance` in their order.
+
+    Args:
+        spec: The description of the log.
+        events: The events of earlier days by sequence, as :meth:`events` returned them.
+    """
+
+    def __init__(self, spec: Spec, events: Mapping[str, pl.DataFrame] = MappingProxyType({})) -> None:
+        self._histories = {
+            name: EventHistory(
+                sequence.max_length,
+                [f"sequence.{name}.{feature}" for feature in sequence.features],
+                events.get(name),
+                ties=["request", "item"],
+            )
+            for name, sequence in spec.sequences.items()
+            if sequence.feedback is not None
+        }
+
+    def events(self) -> dict[str, pl.DataFrame]:
+        """Return the events of each sequence that later requests may need."""
+        found = {name: history.events for name, history in self._histories.items()}
+        return {name: events for name, events in found.items() if events is not None}
+
+    def advance(self, events: Events) -> list[pl.Series]:
+        """Return the columns ``sequence.NAME.FEATURE`` of the requests of the next portion."""
+        columns: list[pl.Series] = []
+        requests, of_sequence = events[0].with_row_index("place"), events[1]
+        known = requests.drop_nulls()  # requests without a user have no history
+        for name, history in self._histories.items():
+            found = history.advance(known["user"], known["time"], of_sequence[name])
+            found = requests.join(found.with_columns(known["place"]), on="place", how="left", maintain_order="left")
+            columns += found.select(history.columns).get_columns()
+        return columns
+
+
+def event_columns(spec: Spec) -> list[str]:
+    """Return the columns from which events are made; none if no sequence is made of feedback."""
+    columns: list[str] = []
+    for sequence in spec.sequences.values():
+        if sequence.feedback is not None:
+            assert spec.time is not None  # validated by the spec
+            columns += [spec.time.column, sequence.feedback, *_place_columns(spec)]
+            columns += [column_of(spec, name, spec.features.item[name]) for name in sequence.features]
+    return list(dict.fromkeys(columns))
+
+
+def find_events(spec: Spec, rows: pl.DataFrame, requests: pl.DataFrame) -> Events:
+    """Find the events in the rows of a portion.
+
+    Args:
+        spec: The description of the log.
+        rows: The rows, with the columns of :func:`event_columns`.
+        requests: The first row of each request.
+    """
+    assert spec.user is not None  # validated by the spec
+    user, place = pl.col(spec.user), pl.lit(0, pl.Int64)
+    for column in _place_columns(spec):
+        place = pl.when(pl.col(column) >= 0).then(pl.col(column)).otherwise(_NO_PLACE)
+    found: dict[str, pl.DataFrame] = {}
+    for name, sequence in spec.sequences.items():
+        if sequence.feedback is not None:
+            events = rows.filter(above_zero(rows[sequence.feedback]) & user.is_not_null())
+            found[name] = events.select(
+                user=user,
+                time=request_keys(events, spec)[TIME],
+                order=place,
+                request=pl.col(spec.request),
+                item=pl.col(spec.item),
+                **{
+                    f"sequence.{name}.{feature}": pl.col(column_of(spec, feature, spec.features.item[feature]))
+                    for feature in sequence.features
+                },
+            )
+    return requests.select(user=user, time=request_keys(requests, spec)[TIME]), found
+
+
+def _place_columns(spec: Spec) -> list[str]:
+    """Return the column that orders the items of a request, if the log has one."""
+    return [column for column in (spec.position, spec.rank) if column is not None][:1]
+
+
+# --- state ------------------------------------------------------------------------------------------------------
 
 STATE = "state"
 _GROUP_ROWS = 2**18  # of a stored day that are in memory and in one group of its file
@@ -371,7 +391,8 @@ class LogState:
         for name, frame in frames.items():
             path = directory / f"{name}.parquet"
             make_directory(path.parent)
-            _write_frame(path, frame)
+            with open_new(path) as file:
+                pa_parquet.write_table(_to_arrow(frame), file)
         counts = {"counts": self.counts.to_json(), "unknown_requests": self.unknown_requests}
         counts |= {"repeats": self.repeats.to_json()} if self.repeats.closer or self.repeats.farther else {}
         write_file(directory / "counts.json", json.dumps(counts, sort_keys=True) + "\n")
@@ -429,9 +450,9 @@ def store_state(state: LogState, log: SpooledLog, order: RequestOrder, directory
     return {"name": f"{newest}-{content[:12]}", "files": files}
 
 
-def growth_entry(state: LogState) -> dict[str, Any]:
-    """Return the entry of the manifest about new values of vocabularies; none if there are no such values."""
-    return {GROWTH: state.growth} if state.growth else {}
+def entries(state: LogState, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of the manifest about the stored state and, if there are any, new values of vocabularies."""
+    return {STATE: entry, GROWTH: state.growth} if state.growth else {STATE: entry}
 
 
 def publish_state(directory: Path, log: ImpressionLog, entry: Mapping[str, Any]) -> None:
@@ -486,8 +507,7 @@ class StoredState:
 
     def types(self) -> Types:
         """Return the types of the columns of the source."""
-        columns = pl.from_arrow(map_table(self._directory / "columns.arrow"))
-        assert isinstance(columns, pl.DataFrame)
+        columns = pl.DataFrame(map_table(self._directory / "columns.arrow"))
         return {tuple(name.split(_SEPARATOR, 1)): kind for name, kind in columns.schema.items()}  # type: ignore[misc]
 
     def load(self, spec: Spec, *, before_newest: bool) -> LogState:
@@ -505,11 +525,6 @@ class StoredState:
             path.stem: RowFile(path, label=f"the stored rows of {day}", typed=True)
             for path in sorted((self._directory / "newest").glob("*.parquet"))
         }
-
-
-def _write_frame(path: Path, frame: pl.DataFrame) -> None:
-    with open_new(path) as file:
-        pa_parquet.write_table(_to_arrow(frame), file)
 
 
 def _write_frames(path: Path, frames: Iterator[pl.DataFrame]) -> None:
@@ -534,6 +549,5 @@ def _to_arrow(frame: pl.DataFrame) -> pa.Table:
 
 def _frames(directory: Path) -> Iterator[tuple[str, pl.DataFrame]]:
     for path in sorted(directory.glob("*.parquet")):
-        frame = pl.from_arrow(pa_parquet.read_table(path))
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame(pa_parquet.read_table(path))
         yield path.stem, frame

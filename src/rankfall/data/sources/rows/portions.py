@@ -143,27 +143,22 @@ def order_requests(raw: RawLog, portion_rows: int, on_rows: Report, engine: Engi
     _check_days_follow(found, raw.spec)
     before = pl.col(_ROWS).cum_sum().over(DAY_NUMBER) - pl.col(_ROWS)
     found = found.with_columns(pl.struct(DAY_NUMBER, before // portion_rows).rle_id().cast(pl.Int32).alias(PORTION))
-    portions = _portions(found)
-    return RequestOrder(
-        found.with_row_index(POSITION).select(raw.spec.request, POSITION, PORTION, *carried),
-        found.group_by(DAY, maintain_order=True).agg(pl.min(TIME)).rows(),
-        portions,
-        rows_by_file,
-        sum(rows_by_file),
-        unknown,
-        unused,
-    )
-
-
-def _portions(found: pl.DataFrame) -> list[Portion]:
     portions = found.group_by(PORTION, maintain_order=True).agg(
         pl.first(DAY).alias("day"), pl.sum(_ROWS).alias("rows"), pl.len().cast(pl.Int64).alias("requests")
     )
     portions = portions.with_columns(
         first_row=pl.col("rows").cum_sum() - pl.col("rows"),
         first_request=pl.col("requests").cum_sum() - pl.col("requests"),
+    ).rename({PORTION: "number"})
+    return RequestOrder(
+        found.with_row_index(POSITION).select(raw.spec.request, POSITION, PORTION, *carried),
+        found.group_by(DAY, maintain_order=True).agg(pl.min(TIME)).rows(),
+        [Portion(*values) for values in portions.select(Portion._fields).iter_rows()],
+        rows_by_file,
+        sum(rows_by_file),
+        unknown,
+        unused,
     )
-    return [Portion(*values) for values in portions.rename({PORTION: "number"}).select(Portion._fields).iter_rows()]
 
 
 def _check_days_follow(found: pl.DataFrame, spec: Spec) -> None:
@@ -191,7 +186,9 @@ def _read_keys(raw: RawLog, on_rows: Report, engine: Engine) -> tuple[pl.DataFra
             if keys is not None:
                 found.add(keys)
     if not any(rows_by_file):
-        raise RankfallError(f"{_listed(raw.files['log'])}: found no rows")
+        first, *others = map(str, raw.files["log"])
+        names = f"{first} and {len(others)} more files" if len(others) > 2 else ", ".join([first, *others])
+        raise RankfallError(f"{names}: found no rows")
     requests = found.result()
     for name, column in ((TIME, raw.spec.time.column if raw.spec.time else ""), (DAY, raw.spec.day or "")):
         differing = requests.filter(pl.col(name) != pl.col(name + _LAST)) if name in requests.columns else requests[:0]
@@ -240,11 +237,6 @@ def _join_table(raw: RawLog, found: pl.DataFrame) -> tuple[pl.DataFrame, list[st
             raise RankfallError(f"{path}: column {column!r}: found no value for the request {missing!r}")
     keys = request_keys(found.select(request, *carried), raw.spec).drop(request)
     return found.with_columns(keys.get_columns()), carried, unknown, unused
-
-
-def _listed(files: Iterable[RowFile]) -> str:
-    shown = [str(file) for file in files]
-    return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} and {len(shown) - 1} more files"
 
 
 @dataclass(frozen=True)
@@ -335,8 +327,7 @@ def _spool(
 ) -> tuple[RowSpool, bool]:
     """Return the spooled rows of some files, and whether an id of an item is not int32."""
     origin, files = part
-    frame = pl.from_arrow(frames[origin])
-    assert isinstance(frame, pl.DataFrame)
+    frame = pl.DataFrame(frames[origin])
     needs_numbers = False
 
     def batches() -> Iterator[pl.DataFrame]:
@@ -464,8 +455,7 @@ class SpooledLog:
         pieces = [piece for spool in self.spools[origin] for piece in spool.read(number, columns)]
         if not pieces:
             return None
-        frame = pl.from_arrow(pa.Table.from_batches(pieces))
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame(pa.Table.from_batches(pieces))
         return frame.rechunk()
 
 

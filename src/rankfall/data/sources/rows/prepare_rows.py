@@ -7,7 +7,7 @@ The steps:
    the tables.
 3. :mod:`log_state` fits vocabularies, scalings and buckets to the portions of the first days.
 4. :mod:`write_days` writes day after day: it adds the items of the day to the item table, collects the events before
-   each request (:mod:`row_checks`) and makes the impressions of each portion
+   each request and makes the impressions of each portion
    (:func:`rankfall.data.impressions.assemble.assemble`).
 5. :mod:`log_state` stores what the next day depends on, so that :func:`append_rows` can add days later.
 
@@ -38,17 +38,16 @@ from rankfall.data.sources.rows.check_log import check_log
 from rankfall.data.sources.rows.log_state import (
     STATE,
     LogState,
+    SequenceHistories,
     StoredState,
+    entries,
     fit_portions,
-    growth_entry,
     publish_state,
     remove_other_states,
     store_state,
 )
 from rankfall.data.sources.rows.portions import order_requests, spool_log
 from rankfall.data.sources.rows.raw_log import RawLog
-from rankfall.data.sources.rows.row_checks import SequenceHistories
-from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 from rankfall.data.sources.rows.stored_rows import local_rows, rows_of_source, with_absolute_source
 from rankfall.data.sources.rows.write_days import appended_provenance, provenance, skipped_json, write_days
 from rankfall.storage.disk import delete_tree, make_directory, rename
@@ -62,8 +61,9 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import DataCheck
     from rankfall.data.sources.rows.portions import RequestOrder
-    from rankfall.data.sources.rows.raw_log import Origin, Tables
-    from rankfall.data.sources.rows.stored_rows import GivenTables, Source, SourceRows
+    from rankfall.data.sources.rows.raw_log import Origin
+    from rankfall.data.sources.rows.row_files import RowFile
+    from rankfall.data.sources.rows.stored_rows import GivenTables, Source
     from rankfall.data.sources.rows.write_days import Inspect, MostNew
 
     OnProgress = Callable[[str, int, int | None], None]
@@ -72,11 +72,10 @@ PORTION_ROWS = 2**19
 
 
 class RowInputs(NamedTuple):
-    """Files of rows and tables without their bad rows, the function they come from, and entries for the provenance."""
+    """The files of rows and tables without bad rows, the source they come from, and entries for the provenance."""
 
-    files: list[RowFile]
-    tables: Tables
-    own: SourceRows | None
+    files: dict[Origin, list[RowFile]]
+    own: dict[str, Any] | None
     about: dict[str, Any]
 
 
@@ -85,7 +84,7 @@ def open_inputs(
     sources: Sequence[Source],
     spec: Spec,
     tables: GivenTables,
-    directory: Path,
+    directory: Path | None,
     *,
     skip_bad: int | None,
     engine: Engine,
@@ -97,20 +96,27 @@ def open_inputs(
         sources: Files, directories or URLs of rows.
         spec: The description of the log.
         tables: The tables that are joined.
-        directory: Directory of temporary files.
+        directory: Directory of temporary files; None: that of the system.
         skip_bad: The largest number of bad rows to drop; None does not check the rows.
         engine: Runs the work on files and portions.
         on_progress: Receives the progress of each step.
     """
-    with local_inputs(sources, spec, tables, on_progress, directory) as (paths, copied, own):
-        files = find_row_files(paths)
+    if not sources and spec.source is None:
+        raise RankfallError("sources: found no files, and the description has no `source`; expected one of them")
+    if sources and spec.source is not None:
+        raise RankfallError("sources: found files, and a `source` in the description; expected one of them")
+    steps = partial(Step, on_progress=on_progress)
+    with (
+        rows_of_source(spec, steps("reading the source", None), directory) as (own_files, own),
+        local_rows(sources, tables, steps, directory) as files,
+    ):
+        files["log"] += own_files
         if skip_bad is None:
-            yield RowInputs(files, copied, own, {})
+            yield RowInputs(files, own, {})
             return
         if skip_bad < 0:
             raise RankfallError(f"skip_bad: found {skip_bad}, expected at least 0")
-        steps = partial(Step, on_progress=on_progress)
-        check, found = check_log(files, spec, copied, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
+        check, found = check_log(files, spec, limit=skip_bad, engine=engine, on_step=steps, inside=directory)
         lasting = [problem for problem in check.errors if problem.dropped is None]
         if lasting:
             first = lasting[0]
@@ -121,50 +127,12 @@ def open_inputs(
                 f"skip_bad: found {found.bad_rows:,} bad rows, expected at most {skip_bad:,}; nothing was written",
                 check,
             )
-        if check.rows and sum(len(found.skipped(str(file))) for file in files) >= check.rows:
+        if check.rows and sum(len(found.skipped(str(file))) for file in files["log"]) >= check.rows:
             raise TooManyBadError("skip_bad: every row of the log is bad", check)
-
-        def good(files: list[RowFile]) -> list[RowFile]:
-            return [replace(file, skipped=found.skipped(str(file))) for file in files]
-
-        left = {
-            origin: None if table is None else good(find_row_files(table if isinstance(table, list) else [table]))
-            for origin, table in copied.items()
+        good = {
+            origin: [replace(file, skipped=found.skipped(str(file))) for file in some] for origin, some in files.items()
         }
-        yield RowInputs(good(files), left, own, {"skipped": skipped_json(found, skip_bad)})
-
-
-@contextmanager
-def local_inputs(
-    sources: Sequence[Source],
-    spec: Spec,
-    tables: GivenTables,
-    on_progress: OnProgress,
-    inside: Path | None = None,
-) -> Iterator[tuple[Sequence[Path | RowFile], Tables, SourceRows | None]]:
-    """Yield the sources and tables of a log as local files, and the rows of its own source if it has one.
-
-    Args:
-        sources: Files, directories or URLs of rows.
-        spec: The description of the log.
-        tables: The tables that are joined.
-        on_progress: Receives the progress of each step.
-        inside: The directory of temporary directories; by default that of the system.
-    """
-    check_sources(sources, spec)
-    with (
-        rows_of_source(spec, Step("reading the source", None, on_progress), inside) as own,
-        local_rows(sources, tables, partial(Step, on_progress=on_progress), inside) as (paths, copied),
-    ):
-        yield paths if own is None else own.files, copied, own
-
-
-def check_sources(sources: Sequence[Source], spec: Spec) -> None:
-    """Check that rows come from files or from the source of the description, not from both."""
-    if not sources and spec.source is None:
-        raise RankfallError("sources: found no files, and the description has no `source`; expected one of them")
-    if sources and spec.source is not None:
-        raise RankfallError("sources: found files, and a `source` in the description; expected one of them")
+        yield RowInputs(good, own, {"skipped": skipped_json(found, skip_bad)})
 
 
 class Step:
@@ -229,7 +197,6 @@ def prepare_rows(
     check_seed(seed)
     if portion_rows < 1:
         raise RankfallError(f"portion_rows: found {portion_rows}, expected at least 1")
-    check_sources(sources, spec)
     spec = with_absolute_source(spec)
     tables: GivenTables = {"items": items, "users": users, "requests": requests}
     opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
@@ -238,9 +205,7 @@ def prepare_rows(
         opened(sources, spec, tables, directory) as inputs,
     ):
         with pointing_to_check("log"):
-            raw = RawLog.open(
-                spec, inputs.files, inputs.tables, Step("reading types of text files", None, on_progress), engine
-            )
+            raw = RawLog.open(spec, inputs.files, Step("reading types of text files", None, on_progress), engine)
             order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
         fitted = _fit_days(order.days, fit_days)
         spooled = directory / "spool"
@@ -273,12 +238,9 @@ def prepare_rows(
         delete_tree(spooled)
         writer.features = state.encoding.features
         on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
-        made = provenance(raw, order, state, seed=seed, fit_days=fitted, on_file=on_file, engine=engine)
-        if inputs.own is not None:
-            made["sources"] = [inputs.own.about(order.rows)]
+        made = provenance(raw, order, state, inputs.own, seed=seed, fit_days=fitted, on_file=on_file, engine=engine)
         whole = {**made, **about, **inputs.about}
-        extra = {STATE: entry, **growth_entry(state)}
-        writer.finish(state.items.table, state.encoding.arrays, whole, extra, state.items.versions)
+        writer.finish(state.items.table, state.encoding.arrays, whole, entries(state, entry), state.items.versions)
     return ImpressionLog.load(out)
 
 
@@ -311,10 +273,10 @@ def check_rows(
         ValueError: If a file does not exist or has an unknown suffix.
     """
     given: GivenTables = {"items": items, "users": users, "requests": requests}
-    with local_inputs(sources, with_absolute_source(spec), given, on_progress) as (files, tables, _):
-        steps = partial(Step, on_progress=on_progress)
-        check, _ = check_log(files, spec, tables, limit=0, engine=engine, on_step=steps)
-    return check
+    steps = partial(Step, on_progress=on_progress)
+    spec = with_absolute_source(spec)
+    with open_inputs(sources, spec, given, None, skip_bad=None, engine=engine, on_progress=on_progress) as inputs:
+        return check_log(inputs.files, spec, limit=0, engine=engine, on_step=steps)[0]
 
 
 def _fit_days(days: Sequence[str], count: int | None) -> list[str]:
@@ -380,11 +342,13 @@ def append_rows(
         stored = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
         with opened(sources, spec, tables, appender.directory) as inputs:
-            inputs = _with_newest(inputs, stored) if reopen else inputs
-            check_tables(log, inputs.tables)
+            files = inputs.files
+            for origin, file in stored.newest().items() if reopen else ():  # late rows are added to these
+                files[origin] = [file, *files.get(origin, [])]
+            check_tables(log, files)
             with pointing_to_check("log"):
                 on_text = Step("reading types of text files", None, on_progress)
-                raw = RawLog.open(spec, inputs.files, inputs.tables, on_text, engine, types=stored.types())
+                raw = RawLog.open(spec, files, on_text, engine, types=stored.types())
                 order = order_requests(raw, portion_rows, Step("ordering requests", None, on_progress), engine)
             _check_days(log, order, reopen=reopen)
             appender.reopened = list(log.days)[-1] if reopen else None
@@ -411,16 +375,16 @@ def append_rows(
             entry = store_state(state, rows, order, directory)
             on_file = Step("checksums of files", sum(map(len, raw.files.values())), on_progress)
             fitted = before["fit_days"]
-            made = provenance(raw, order, state, seed=before["seed"], fit_days=fitted, on_file=on_file, engine=engine)
-            if inputs.own is not None:
-                made["sources"] = [inputs.own.about(order.rows)]
+            made = provenance(
+                raw, order, state, inputs.own, seed=before["seed"], fit_days=fitted, on_file=on_file, engine=engine
+            )
             days = [*(day for day in log.days if day != appender.reopened), *order.days]
             publish_state(directory, log, entry)
             appender.finish(
                 state.items.table,
                 appended_provenance(before, {**made, **about, **inputs.about}, days, raw.spec),
                 state.encoding,
-                {STATE: entry, **growth_entry(state)},
+                entries(state, entry),
                 state.items.versions,
             )
             remove_other_states(log, entry)
@@ -460,17 +424,6 @@ def check_same_description(spec: Spec, log: ImpressionLog) -> None:
             raise RankfallError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
 
 
-def _with_newest(inputs: RowInputs, state: StoredState) -> RowInputs:
-    """Add the rows of the newest day, which the log stores, to the late ones."""
-    newest = state.newest()
-    tables: dict[Origin, Path | list[RowFile] | None] = dict(inputs.tables)
-    if "requests" in newest:
-        late = tables.get("requests")
-        given = [] if late is None else late if isinstance(late, list) else [late]
-        tables["requests"] = find_row_files([newest["requests"], *given])
-    return inputs._replace(files=[newest["log"], *inputs.files], tables=tables)
-
-
 def _check_days(log: ImpressionLog, order: RequestOrder, *, reopen: bool) -> None:
     """Check that the new days follow those of the log, and that no request is in both."""
     newest = list(log.days)[-1]
@@ -495,14 +448,11 @@ def _check_days(log: ImpressionLog, order: RequestOrder, *, reopen: bool) -> Non
             f"append: {order.days[0]} begins before {kept[-1].name} ends, the newest day of {log.path}; sequences of "
             "feedback need days that do not overlap"
         )
-    _check_requests(log, [day.name for day in kept], order.frame[log.spec.request])
-
-
-def _check_requests(log: ImpressionLog, days: Sequence[str], requests: pl.Series) -> None:
-    for day in days:
-        known = pl.Series(pl.from_arrow(log.days[day].table()["request"]))
+    requests = order.frame[log.spec.request]
+    for one in kept:
+        known = pl.Series(pl.from_arrow(one.table()["request"]))
         repeated = requests.filter(requests.is_in(known.cast(requests.dtype).implode()))
         if len(repeated):
             raise RankfallError(
-                f"append: request {repeated[0]!r} is already in {day} of {log.path}; nothing was changed"
+                f"append: request {repeated[0]!r} is already in {one.name} of {log.path}; nothing was changed"
             )

@@ -12,10 +12,9 @@ import polars as pl
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.spec import Categorical, Time, column_of, table_of
 from rankfall.data.sources.rows.row_files import (
-    InvalidRow,
+    ROW,
     RowFile,
     element_type,
-    find_row_files,
     joint_text_type,
     joint_type,
     plain_type,
@@ -27,14 +26,13 @@ from rankfall.encoding import BadValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from rankfall._engine import Engine, Report
+    from rankfall.data.impressions.requests import BadRows
     from rankfall.data.impressions.spec import FeatureConfig, Group, Spec, Unit
+    from rankfall.data.sources.rows.row_files import InvalidRow
 
     Types = dict[tuple["Origin", str], pl.DataType]
-    Tables = Mapping["Origin", Path | list[RowFile] | None]
     Headers = dict[RowFile, dict[str, pl.DataType]]
     OnProblem = Callable[[str | None, str, Sequence[RowFile]], None]
 
@@ -160,19 +158,27 @@ def find_columns(
     ways: dict[str, tuple[str, Origin]] = {}
     origins: dict[str, Origin] = {}
     stored: dict[str, str] = {}
-    changes: dict[tuple[str, str], str | None] = {}
+    names_of: dict[str, str] = {}  # by key of the description
     for use in sorted(column_uses(spec), key=_can_be_renamed):  # those that cannot keep the names of the files
         _, known = ways.get(use.column, (None, None))
-        origin = known if known in use.origins else _first_origin(use, found)
+        here = (one for one in use.origins if use.column in found.get(one, ()))
+        origin = known if known in use.origins else next(here, None)
         if origin is None:
-            message = _missing(use, found, names)
+            searched = [one for one in use.origins if one in found]
+            available = [column for one in searched for column in found[one]]
+            message = (
+                f"{' and '.join(names[one] for one in searched)}: found no column {use.column!r} ({use.key} of the "
+                f"description){did_you_mean(use.column, available)}; the columns are "
+                f"{', '.join(dict.fromkeys(available))}"
+            )
             if on_missing is None:
                 raise RankfallError(message)
             on_missing(use, message)
-            changes[use.key, use.column] = None
             continue
         way, first = ways.setdefault(use.column, (_way(use.role), origin))
-        if first == origin and _share_a_type(way, _way(use.role)):
+        # whole numbers are ids and numbers, too, so a column that is used in such ways is read once
+        same = way == _way(use.role) or {way, _way(use.role)} in ({"whole number", "id"}, {"whole number", "number"})
+        if first == origin and same:
             origins[use.column] = origin
             continue
         if not _can_be_renamed(use):
@@ -183,19 +189,14 @@ def find_columns(
                 "rename one of them"
             )
         name = f"{use.column} (as {_way(use.role)}{'' if first == origin else f', of {origin}'})"
-        changes[use.key, use.column] = name
+        names_of[use.key] = name
         origins[name], stored[name] = origin, use.column
-    return Columns(with_columns(spec, changes) if changes else spec, origins, stored)
+    return Columns(_with_columns(spec, names_of), origins, stored)
 
 
 def _way(role: Role) -> str:
     """Return how a column is used, for its name: `price (as number)`."""
     return {"day": "id", "whole": "whole number"}.get(role, role)
-
-
-def _share_a_type(one: str, other: str) -> bool:
-    """Return whether a column that is used in both ways is read once; whole numbers are ids and numbers, too."""
-    return one == other or {one, other} in ({"whole number", "id"}, {"whole number", "number"})
 
 
 def _can_be_renamed(use: ColumnUse) -> bool:
@@ -204,84 +205,48 @@ def _can_be_renamed(use: ColumnUse) -> bool:
     return use.key not in fixed and use.role != "sequence" and not use.key.startswith("stages.")
 
 
-def _first_origin(use: ColumnUse, found: Mapping[Origin, Sequence[str]]) -> Origin | None:
-    return next((origin for origin in use.origins if use.column in found.get(origin, ())), None)
-
-
-def with_columns(spec: Spec, changes: Mapping[tuple[str, str], str | None]) -> Spec:
-    """Return a description that uses other columns, which is not validated again.
-
-    Args:
-        spec: The description.
-        changes: The new column by the key and the column of a use; None removes the key.
-    """
+def _with_columns(spec: Spec, names: Mapping[str, str]) -> Spec:
+    """Return a description whose keys use columns of other names; it is not validated again."""
     new: dict[str, Any] = {}
-    for (key, column), name in changes.items():
-        if key == "time":
-            new[key] = name and spec.time and spec.time.model_copy(update={"column": name})
-        elif key == "relevant":
-            new[key] = spec.relevant.model_copy(update={"column": name})
-        elif key == "feedback":
-            new[key] = [other for other in new.get(key, spec.feedback) if other != column]
-        elif key in _KEYS and key not in ("request", "item"):
-            new[key] = name
-    flagless = {key for (key, _) in changes if key.startswith("stages.")}
-    if flagless:
-        new["stages"] = [
-            stage.model_copy(update={"flag": None}) if f"stages.{stage.name}" in flagless else stage
-            for stage in spec.stages
-        ]
-    groups: dict[str, dict[str, FeatureConfig]] = {"user": {}, "context": {}, "item": {}}
-    for group, feature_name, feature in spec.features:
-        place = f"{group}.{feature_name}", column_of(spec, feature_name, feature)
-        follows_time = isinstance(feature, Time) and feature.column is None and changes.get(place)
-        if place not in changes or follows_time:
-            groups[group][feature_name] = feature
-        elif changes[place] is not None:
-            groups[group][feature_name] = feature.model_copy(update={"column": changes[place]})
-    new["features"] = spec.features.model_copy(update={**groups})
-    new["sequences"] = {
-        name: sequence
-        for name, sequence in spec.sequences.items()
-        if all((f"sequences.{name}.{one}", column) not in changes for one, column in (sequence.columns or {}).items())
-        and all(feature in groups["item"] for feature in sequence.features)
-        and (sequence.feedback is None or sequence.feedback in new.get("feedback", spec.feedback))
-    }
-    return spec.model_copy(update=new)
-
-
-def _missing(use: ColumnUse, found: Mapping[Origin, Sequence[str]], names: Mapping[Origin, str]) -> str:
-    searched = [origin for origin in use.origins if origin in found]
-    available = [column for origin in searched for column in found[origin]]
-    return (
-        f"{' and '.join(names[origin] for origin in searched)}: found no column {use.column!r} ({use.key} of the "
-        f"description){did_you_mean(use.column, available)}; the columns are {', '.join(dict.fromkeys(available))}"
-    )
+    groups: dict[str, dict[str, FeatureConfig]] = {}
+    for key, name in names.items():
+        first, _, feature_name = key.partition(".")
+        if not feature_name:
+            value = getattr(spec, key)
+            new[key] = name if isinstance(value, str) else value.model_copy(update={"column": name})
+            continue
+        features = groups.setdefault(first, dict(getattr(spec.features, first)))
+        feature = features[feature_name]
+        if not (isinstance(feature, Time) and feature.column is None):  # which follows the time of the request
+            features[feature_name] = feature.model_copy(update={"column": name})
+    return spec.model_copy(update={**new, "features": spec.features.model_copy(update=groups)})
 
 
 _PART_BYTES = 2**25  # of files that are processed together
 
 
 class RowBatch(NamedTuple):
-    """Consecutive rows of a file; `start` is the index of the first one."""
+    """Consecutive rows of a file, and their indices in it."""
 
     file: RowFile
-    start: int
+    numbers: pl.Series
     rows: pl.DataFrame
+    lost: Sequence[BadRows] = ()  # values of another type than their column, in whose place `rows` has nulls
 
     def check_not_null(self, column: str) -> None:
         """Raise an error that names the file and the row if the column has a null."""
         values = self.rows[column]
         if values.has_nulls():
-            row = self.start + int(values.is_null().arg_max() or 0)
-            raise RankfallError(f"{self.file}: column {column!r}: found no value in row {row + 1}")
+            row = self.numbers[int(values.is_null().arg_max() or 0)] + 1
+            raise RankfallError(f"{self.file}: column {column!r}: found no value in row {row}")
 
 
 @dataclass(frozen=True)
 class RawLog:
     """The files of a log, and the origin and type of each column that its description needs.
 
-    `spec` names columns as :func:`find_columns` does; `stored` has the names in the files that differ.
+    `spec` names columns as :func:`find_columns` does; `stored` has the names in the files that differ. Columns that the
+    description needs and no file has are in `spec` only.
     """
 
     spec: Spec
@@ -294,19 +259,17 @@ class RawLog:
     def open(
         cls,
         spec: Spec,
-        sources: Sequence[Path | RowFile],
-        tables: Tables,
+        files: Mapping[Origin, list[RowFile]],
         on_text: Report,
         engine: Engine,
         on_problem: OnProblem | None = None,
         types: Types | None = None,
     ) -> RawLog:
-        """Find the files, and the origin and type of every column.
+        """Find the origin and type of every column.
 
         Args:
             spec: The description of the log.
-            sources: Files or directories with the rows of the log.
-            tables: The files of the tables that are joined.
+            files: The files of the log and of the tables that are joined.
             on_text: Receives the number of rows of text files that were read to find their types.
             engine: Runs the work on the files.
             on_problem: Receives the column and the message of every problem, and the files that have it; files that
@@ -316,11 +279,17 @@ class RawLog:
         Raises:
             ValueError: If a file cannot be read, or a column is missing or has values of a wrong type.
         """
-        files: dict[Origin, list[RowFile]] = {"log": find_row_files(sources)}
-        for origin, table in tables.items():
-            if table is not None:
-                files[origin] = find_row_files(table if isinstance(table, list) else [table])
-        headers = {origin: _headers(found, on_problem) for origin, found in files.items()}
+        files = dict(files)
+        headers: dict[Origin, Headers] = {}
+        for origin, found in files.items():
+            headers[origin] = {}
+            for file in found:
+                try:
+                    headers[origin][file] = file.columns()
+                except ValueError as error:
+                    if on_problem is None:
+                        raise
+                    on_problem(None, str(error).removeprefix(str(file)).lstrip(": "), [file])
         columns = {
             origin: list(dict.fromkeys(name for header in some.values() for name in header))
             for origin, some in headers.items()
@@ -341,15 +310,11 @@ class RawLog:
         return log.without(unusable) if unusable else log
 
     def without(self, columns: Collection[str]) -> RawLog:
-        """Return the log without the keys of its description that need these columns."""
-        changes = {(use.key, use.column): None for use in column_uses(self.spec) if use.column in columns}
-        spec = with_columns(self.spec, changes)
-        used = {use.column for use in column_uses(spec)}
+        """Return the log without some of its columns."""
         return replace(
             self,
-            spec=spec,
-            origins={name: origin for name, origin in self.origins.items() if name in used},
-            types={which: kind for which, kind in self.types.items() if which[1] in used},
+            origins={name: origin for name, origin in self.origins.items() if name not in columns},
+            types={which: kind for which, kind in self.types.items() if which[1] not in columns},
         )
 
     def key(self, origin: Origin) -> str:
@@ -378,7 +343,11 @@ class RawLog:
         return parts
 
     def batches(
-        self, origin: Origin, columns: Sequence[str], files: Sequence[RowFile] | None = None
+        self,
+        origin: Origin,
+        columns: Sequence[str],
+        files: Sequence[RowFile] | None = None,
+        on_invalid: Callable[[InvalidRow], None] | None = None,
     ) -> Iterator[RowBatch]:
         """Iterate over the rows of the log or of a table, with typed columns.
 
@@ -386,16 +355,30 @@ class RawLog:
             origin: The log or one of its tables.
             columns: The columns to read.
             files: The files to read; by default all of them.
+            on_invalid: Receives rows that cannot be read, which are left out; values that cannot be converted are then
+                part of the batches. By default both are errors.
         """
+        units = time_units(self.spec)
         for file in self.files[origin] if files is None else files:
             stored = {name: name if file.typed else self.stored.get(name, name) for name in columns}
-            start = 0
-            for frame in file.batches(list(dict.fromkeys(stored.values()))):
-                typed = frame.select(
-                    self._typed(origin, frame[stored[name]].alias(name), file, start) for name in columns
-                )
-                yield RowBatch(file, start, typed)
-                start += len(frame)
+            for frame in file.batches([ROW, *dict.fromkeys(stored.values())], on_invalid):
+                lost: list[BadRows] = []
+                bad = None if on_invalid is None else lost
+                try:
+                    rows = frame.select(
+                        to_type(
+                            frame[stored[name]].alias(name),
+                            self.types[origin, name],
+                            self.spec.zone,
+                            units.get(name),
+                            bad,
+                        )
+                        for name in columns
+                    )
+                except ValueError as error:
+                    row = f" (row {frame[ROW][error.position] + 1})" if isinstance(error, BadValueError) else ""
+                    raise RankfallError(f"{file}: {error}{row}") from None
+                yield RowBatch(file, frame[ROW], rows, lost)
 
     def stored_names(self, columns: Iterable[str]) -> list[str]:
         """Return the names that columns have in the files, each once."""
@@ -417,15 +400,6 @@ class RawLog:
             path = self.files[origin][0]
             raise RankfallError(f"{path}: {key} {table[key].filter(repeated).min()!r} occurs twice")
         return table
-
-    def _typed(self, origin: Origin, values: pl.Series, file: RowFile, start: int) -> pl.Series:
-        with _prefixing(str(file)):
-            try:
-                return to_type(
-                    values, self.types[origin, values.name], self.spec.zone, time_units(self.spec).get(values.name)
-                )
-            except BadValueError as error:
-                raise RankfallError(f"{error} (row {start + error.position + 1})") from None
 
     def _check_columns(self, origin: Origin, headers: Headers, on_problem: OnProblem | None) -> None:
         """Check that every file has all columns; with `on_problem` remove the headers of those that have not."""
@@ -485,7 +459,12 @@ class RawLog:
         for origin in self.files:
             columns = self.columns(origin)
             of_origin = {column: roles.get(column, {"id"}) for column in columns}  # without a use: the key of a table
-            kinds = self._text_types(origin, of_origin, on_text, engine, lenient=on_problem is not None)
+            kinds: dict[str, pl.DataType] = dict.fromkeys(columns, pl.Null())
+            texts = [text for part in self.parts(origin) if (text := [file for file in part if file.is_text])]
+            work = partial(_types_of_text, of_origin, self.stored, on_problem is not None)
+            with closing(engine.map(work, texts, on_text)) as found:
+                for some in found:
+                    kinds = {column: joint_text_type(kinds[column], some[column]) for column in columns}
             for file, header in headers[origin].items():
                 for column in columns:
                     kind = header[self.stored.get(column, column)]
@@ -494,49 +473,21 @@ class RawLog:
                     with about(column, file):
                         kinds[column] = joint_type([kinds[column], plain_type(kind)])
             self.types.update({(origin, column): kind for column, kind in kinds.items()})
-        self._unify(about)
+        # keys have one type in the log and in tables, and so have values that share an embedding table
+        keys = {origin: self.key(origin) for origin in self.files}
+        groups = [{(origin, key), (self.origins[key], key)} for origin, key in keys.items()]
+        sharing = [[name for name in names if name in self.origins] for names in columns_sharing_ids(self.spec)]
+        groups += [{(self.origins[column], column) for column in columns} for columns in sharing if columns]
+        for group in groups * len(groups):  # a column may be in several groups, so types propagate step by step
+            members = sorted({column for _, column in group})
+            with about(members[-1], of=f"column {' and '.join(members)}"):
+                joint = joint_type(element_type(self.types[which]) for which in sorted(group))
+                for which in group:
+                    self.types[which] = pl.List(joint) if isinstance(self.types[which], pl.List) else joint
         for (origin, column), kind in self.types.items():
             with about(column):
                 self.types[origin, column] = used_type(kind, roles.get(column, {"id"}))
         return unusable
-
-    def _text_types(
-        self, origin: Origin, roles: Mapping[str, set[Role]], on_text: Report, engine: Engine, *, lenient: bool
-    ) -> dict[str, pl.DataType]:
-        kinds: dict[str, pl.DataType] = dict.fromkeys(roles, pl.Null())
-        texts = [text for part in self.parts(origin) if (text := [file for file in part if file.is_text])]
-        work = partial(_types_of_text, roles, self.stored, lenient)
-        with closing(engine.map(work, texts, on_text)) as found:
-            for some in found:
-                kinds = {column: joint_text_type(kinds[column], some[column]) for column in kinds}
-        return kinds
-
-    def _unify(self, about: Callable[..., AbstractContextManager[None]]) -> None:
-        """Give keys one type in the log and in tables, and values one type that share an embedding table."""
-        keys = {origin: self.key(origin) for origin in self.files}
-        groups = [{(origin, key), (self.origins[key], key)} for origin, key in keys.items()]
-        groups += [{(self.origins[column], column) for column in columns} for columns in columns_sharing_ids(self.spec)]
-        for _ in groups:  # a column may be in several groups, so types propagate step by step
-            for group in groups:
-                members = sorted({column for _, column in group})
-                with about(members[-1], of=f"column {' and '.join(members)}"):
-                    joint = joint_type(element_type(self.types[which]) for which in sorted(group))
-                    for which in group:
-                        is_list = isinstance(self.types[which], pl.List)
-                        self.types[which] = pl.List(joint) if is_list else joint
-
-
-def _headers(files: Sequence[RowFile], on_problem: OnProblem | None) -> Headers:
-    """Return the columns of each file; with `on_problem` files that cannot be read are left out."""
-    headers: Headers = {}
-    for file in files:
-        try:
-            headers[file] = file.columns()
-        except ValueError as error:
-            if on_problem is None:
-                raise
-            on_problem(None, str(error).removeprefix(f"{file} ").removeprefix(f"{file}: "), [file])
-    return headers
 
 
 def _types_of_text(
@@ -551,22 +502,9 @@ def _types_of_text(
     names = {column: stored.get(column, column) for column in roles}
     for file in files:
         with suppress(*[ValueError] * lenient):
-            for frame in file.batches(list(dict.fromkeys(names.values())), _ignore if lenient else None):
+            for frame in file.batches(list(dict.fromkeys(names.values())), (lambda row: None) if lenient else None):
                 for column, name in names.items():
                     if frame[name].dtype == pl.String():  # not a list
                         kinds[column] = text_type(frame[name], kinds[column], roles[column])
                 report(len(frame))
     return kinds
-
-
-def _ignore(row: InvalidRow) -> None:
-    pass
-
-
-@contextmanager
-def _prefixing(where: str) -> Iterator[None]:
-    """Add a prefix to the messages of errors."""
-    try:
-        yield
-    except ValueError as error:
-        raise RankfallError(f"{where}: {error}") from None

@@ -22,18 +22,16 @@ import pyarrow.parquet as pa_parquet
 
 from rankfall._errors import RankfallError
 from rankfall.data.impressions.encoding import expected_times, parse_times, to_times
+from rankfall.data.impressions.requests import BadRows
 from rankfall.encoding import BadValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from rankfall.data.impressions.spec import Unit
     from rankfall.data.sources.rows.raw_log import Role
 
-    OnBadLine = Callable[[int, str], None]
     Defaults = tuple[tuple[str, pl.DataType, Any], ...]  # names, types and values of columns
 
 _ORDER: list[pl.DataType] = [pl.Null(), pl.Boolean(), pl.Int64(), pl.Float64(), pl.String()]  # from narrow to wide
@@ -113,18 +111,16 @@ def _all_are(values: pl.Series, kind: pl.DataType, roles: Collection[Role]) -> b
 def joint_type(kinds: Iterable[pl.DataType]) -> pl.DataType:
     """Return the type that can represent values of all these types."""
     joint: pl.DataType = pl.Null()
-    for kind in kinds:
-        joint = _join(joint, kind)
-    return joint
+    return functools.reduce(_join, kinds, joint)
 
 
 def _join(one: pl.DataType, other: pl.DataType) -> pl.DataType:
-    if one == other or other == pl.Null():
-        return one
-    if one == pl.Null():
-        return other
     if one in _ORDER and other in _ORDER:
         return max(one, other, key=_ORDER.index)
+    if pl.Null() in (one, other):
+        return other if one == pl.Null() else one
+    if one == other:
+        return one
     if isinstance(one, pl.List) and isinstance(other, pl.List):
         return pl.List(_join(element_type(one), element_type(other)))
     if {one, other} == {TIME, pl.String()}:
@@ -173,14 +169,9 @@ def used_type(kind: pl.DataType, roles: Collection[Role]) -> pl.DataType:
 # --- conversion --------------------------------------------------------------------------------------------------
 
 
-class Converted(NamedTuple):
-    """Values in the type of their column, with nulls in place of values that cannot be converted."""
-
-    values: pl.Series
-    expected: str  # what the others are, for messages
-
-
-def to_type(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> pl.Series:
+def to_type(
+    values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None, bad: list[BadRows] | None = None
+) -> pl.Series:
     """Convert values to the type of their column.
 
     Args:
@@ -188,63 +179,54 @@ def to_type(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None =
         kind: The type.
         zone: The time zone of times without one.
         unit: The unit of times that are whole numbers.
+        bad: Receives the values that cannot be converted, in whose place the result has nulls. By default they are an
+            error.
 
     Raises:
         BadValueError: If a value cannot be converted; the message shows it.
         ValueError: If no value of this type can be converted.
     """
-    changed, expected = convert(values, kind, zone, unit)
-    if (bad := is_lost(values, changed)).any():
-        position = int(bad.arg_max() or 0)
+    changed, expected = _converted(values, kind, zone, unit)
+    if changed.null_count() == values.null_count():
+        return changed
+    missing = values.is_null() | values.is_nan() if values.dtype.is_float() else values.is_null()
+    lost = changed.is_null() & ~missing
+    if not lost.any():
+        return changed
+    if bad is None:
+        position = int(lost.arg_max() or 0)
         message = f"column {values.name!r}: found {values[position]!r}, expected {expected}"
         raise BadValueError(message, position)
+    bad.append(BadRows(values.name, f"found other values, expected {expected}", lost, values))
     return changed
 
 
-def is_lost(values: pl.Series, changed: pl.Series) -> pl.Series:
-    """Return which values have become null; NaN is none."""
-    if changed.null_count() == values.null_count():
-        return pl.zeros(len(values), pl.Boolean, eager=True)
-    missing = values.is_null() | values.is_nan() if values.dtype.is_float() else values.is_null()
-    return changed.is_null() & ~missing
-
-
-def convert(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None = None) -> Converted:
-    """Convert values to the type of their column, as far as they can be converted.
-
-    Args:
-        values: The values.
-        kind: The type.
-        zone: The time zone of times without one.
-        unit: The unit of times that are whole numbers.
-
-    Raises:
-        ValueError: If no value of this type can be converted.
-    """
+def _converted(values: pl.Series, kind: pl.DataType, zone: str, unit: Unit | None) -> tuple[pl.Series, str]:
+    """Return values in another type, with nulls for those that cannot be converted, and what the others are."""
     if values.dtype in (kind, pl.Null()):
-        return Converted(values.cast(kind), "")
+        return values.cast(kind), ""
     if kind == TIME:
         return _to_times(values, zone, unit)
     if kind == pl.String() and isinstance(values.dtype, pl.Date | pl.Datetime):
-        return Converted(to_times(values, None, zone).dt.strftime("%Y-%m-%d"), "")
+        return to_times(values, None, zone).dt.strftime("%Y-%m-%d"), ""
     if values.dtype == pl.String and kind != pl.String() and values.is_in(_TRUTH_VALUES).any():
         values = values.replace({"true": "1", "True": "1", "false": "0", "False": "0"})
     if kind == pl.Int64() and not values.dtype.is_integer():
-        return Converted(_to_whole(values), "a whole number")
-    return Converted(values.cast(kind, strict=False), _WORDS.get(kind, str(kind)))
+        return _to_whole(values), "a whole number"
+    return values.cast(kind, strict=False), _WORDS.get(kind, str(kind))
 
 
 _WORDS: dict[pl.DataType, str] = {pl.Float64(): "a number", pl.Int64(): "a whole number below 2^63"}
 
 
-def _to_times(values: pl.Series, zone: str, unit: Unit | None) -> Converted:
+def _to_times(values: pl.Series, zone: str, unit: Unit | None) -> tuple[pl.Series, str]:
     times = parse_times(values, None, zone).dt.convert_time_zone("UTC")
     if unit is None or values.dtype != pl.String:
-        return Converted(times, expected_times(zone))
+        return times, expected_times(zone)
     # one value that is no time makes a column of numbers one of text
     numbers = values.cast(pl.Int64, strict=False)
     counted = parse_times(numbers, unit, zone).dt.convert_time_zone("UTC")
-    return Converted(times.zip_with(numbers.is_null(), counted), f"whole numbers of {unit} or {expected_times(zone)}")
+    return times.zip_with(numbers.is_null(), counted), f"whole numbers of {unit} or {expected_times(zone)}"
 
 
 def _to_whole(values: pl.Series) -> pl.Series:
@@ -262,27 +244,21 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _OBJECTS = pl.Object()  # the type of columns of objects, which no feature can use
 
 
-def json_columns(path: Path) -> dict[str, pl.DataType]:
-    """Return the keys of all objects in a file, and their types: String, lists, or Object for other values.
-
-    Raises:
-        ValueError: If the file has no line with an object.
-    """
-    about = path.stat()
-    return dict(_columns(path, about.st_size, about.st_mtime_ns))
-
-
 @functools.lru_cache(maxsize=1024)  # every reader of lists needs their types, which are known after the last line only
-def _columns(path: Path, size: int, changed: int) -> dict[str, pl.DataType]:
+def _json_columns(path: Path, name: str, size: int, changed: int) -> dict[str, pl.DataType]:
+    """Return the keys of all objects in a file, and their types: String, lists, or Object for other values."""
     kinds: dict[str, pl.DataType] = {}
-    bad: list[tuple[int, str]] = []
-    for first, lines in _blocks(path):
-        for frame in _parse(lines, None, first, lambda row, found: bad.append((row, found))):
-            for name, kind in frame.schema.items():
-                kinds[name] = _joint(kinds.get(name, pl.Null()), kind)
+    bad: list[InvalidRow] = []
+    for frame in _json_frames(path, None, bad.append):
+        for key, kind in frame.schema.items():
+            kinds[key] = _joint(kinds.get(key, pl.Null()), kind)
     if not kinds:
-        raise RankfallError("found no rows" if not bad else f"row {bad[0][0] + 1}: {bad[0][1]}, expected a JSON object")
-    return {name: pl.String() if kind == pl.Null() else kind for name, kind in kinds.items()}
+        raise RankfallError(f"{name}: {_not_an_object(bad[0]) if bad else 'found no rows'}")
+    return {key: pl.String() if kind == pl.Null() else kind for key, kind in kinds.items()}
+
+
+def _not_an_object(row: InvalidRow) -> str:
+    return f"row {row.row + 1}: {row.found}, expected a JSON object"
 
 
 def _joint(known: pl.DataType, kind: pl.DataType) -> pl.DataType:
@@ -295,23 +271,16 @@ def _joint(known: pl.DataType, kind: pl.DataType) -> pl.DataType:
         return _OBJECTS
 
 
-def json_batches(path: Path, columns: Sequence[str], on_bad: OnBadLine) -> Iterator[pl.DataFrame]:
-    """Iterate over the rows of a file; a key that an object lacks, null and empty text are missing values.
-
-    Args:
-        path: The file.
-        columns: The keys to read.
-        on_bad: Receives the index and the error of each line that is no object, which then is left out.
-    """
-    kinds = json_columns(path)
-    schema = {name: pl.String() if kinds[name] == _OBJECTS else kinds[name] for name in columns}
+def _json_frames(
+    path: Path, schema: dict[str, pl.DataType] | None, on_bad: Callable[[InvalidRow], object]
+) -> Iterator[pl.DataFrame]:
+    """Iterate over the rows of a file; `on_bad` receives each line that is no object, which then is left out."""
     for first, lines in _blocks(path):
-        for frame in _parse(lines, schema, first, on_bad):
-            yield frame.with_columns(pl.col(pl.String).replace("", None))
+        yield from _parse(lines, schema, first, on_bad)
 
 
 def _parse(
-    lines: list[bytes], schema: dict[str, pl.DataType] | None, first: int, on_bad: OnBadLine
+    lines: list[bytes], schema: dict[str, pl.DataType] | None, first: int, on_bad: Callable[[InvalidRow], object]
 ) -> list[pl.DataFrame]:
     """Parse lines, at once if all of them are objects, otherwise in halves until the bad ones are alone."""
     try:
@@ -324,7 +293,7 @@ def _parse(
     if not problem:
         return [frame]
     if len(lines) == 1:
-        on_bad(first, problem)
+        on_bad(InvalidRow(first, "found no JSON object", problem))
         return []
     middle = len(lines) // 2
     return [
@@ -351,7 +320,6 @@ def _blocks(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 _CSV_SUFFIXES = (".csv", ".csv.gz")
 SUFFIXES = (*_CSV_SUFFIXES, *JSON_SUFFIXES, ".parquet", ".feather", ".arrow", ".ipc")
 BATCH_ROWS = 2**18
-# of text, which is read in whole lines
 ROW = "\1row"  # a column that every file has: the index of each row, from 0
 
 
@@ -397,13 +365,13 @@ class RowFile:
     def _stored_columns(self) -> dict[str, pl.DataType]:
         with _naming_file(self):
             if self._is_json:
-                return self._json_columns()
+                about = self.path.stat()
+                return dict(_json_columns(self.path, str(self), about.st_size, about.st_mtime_ns))
             if self.is_text:
-                return dict.fromkeys(self._header(), pl.String())
+                return dict.fromkeys(self._given_names(), pl.String())
             schema = pa_parquet.read_schema(self.path) if self._is_parquet else self._ipc([]).schema
             _check_metadata([schema, *schema])
-            empty = pl.from_arrow(schema.empty_table())
-            assert isinstance(empty, pl.DataFrame)
+            empty = pl.DataFrame(schema.empty_table())
             return dict(empty.schema)
 
     def batches(
@@ -416,33 +384,36 @@ class RowFile:
             on_invalid: Receives the rows that have too many or too few values or are no JSON objects, which then are
                 left out; by default they are an error.
         """
-        invalid: list[int] = []  # rows that the reader left out
-        read, added = self._read_and_added([name for name in columns if name != ROW])
+        skipped, invalid = {*self.skipped}, list[int]()  # rows to leave out, and rows that the reader left out
+
+        def decide(found: InvalidRow) -> str:
+            if on_invalid is None and found.row not in skipped:
+                return "error"
+            invalid.append(found.row)
+            if on_invalid is not None and found.row not in skipped:
+                on_invalid(found)
+            return "skip"
+
+        read, added = [name for name in columns if name != ROW], list[pl.Expr]()
+        if self.defaults:
+            stored = self._stored_columns()
+            constant = [one for one in self.defaults if one[0] in read and one[0] not in stored]
+            added = [pl.lit(value, kind).alias(name) for name, kind, value in constant]
+            # without any column a frame would have no rows
+            read = [name for name in read if name in stored] or list(stored)[:1]
         with _naming_file(self):
             start = 0
-            for batch in self._arrow_batches(read, invalid, on_invalid):
-                frame = batch if isinstance(batch, pl.DataFrame) else pl.from_arrow(batch)
-                assert isinstance(frame, pl.DataFrame)
-                frame = frame.with_columns(added) if added else frame
-                if ROW in columns or self.skipped:
-                    numbers = _row_numbers(start, len(batch), invalid)
+            for batch in self._arrow_batches(read, decide if skipped or on_invalid is not None else None):
+                frame = batch if isinstance(batch, pl.DataFrame) else pl.DataFrame(batch)
+                frame = frame.with_columns(added)
+                if ROW in columns or skipped:
+                    numbers = np.arange(start, start + len(batch))
+                    before = np.array(invalid, np.int64) - np.arange(len(invalid))  # valid rows before each invalid one
+                    numbers += np.searchsorted(before, numbers, side="right")
                     frame = frame.with_columns(pl.Series(ROW, numbers))
-                    frame = frame.filter(pl.Series(~np.isin(numbers, self.skipped))) if self.skipped else frame
+                    frame = frame.filter(pl.Series(~np.isin(numbers, self.skipped))) if skipped else frame
                 start += len(batch)
                 yield frame.select(columns)
-
-    def _read_and_added(self, columns: list[str]) -> tuple[list[str], list[pl.Expr]]:
-        """Return the columns to read, and the columns with one value that the file lacks."""
-        if not self.defaults:
-            return columns, []
-        stored = self._stored_columns()
-        added = [
-            pl.lit(value, kind).alias(name)
-            for name, kind, value in self.defaults
-            if name in columns and name not in stored
-        ]
-        # without any column a frame would have no rows
-        return [name for name in columns if name in stored] or list(stored)[:1], added
 
     @property
     def _is_parquet(self) -> bool:
@@ -453,11 +424,10 @@ class RowFile:
         return self.path.name.endswith(JSON_SUFFIXES)
 
     def _arrow_batches(
-        self, columns: list[str], invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
+        self, columns: list[str], on_invalid: Callable[[InvalidRow], str] | None
     ) -> Iterator[pa.RecordBatch | pl.DataFrame]:
         if self.is_text:
-            decide = self._invalid_rows(invalid, on_invalid)
-            yield from self._json(columns, decide) if self._is_json else self._csv(columns, decide)
+            yield from self._json(columns, on_invalid) if self._is_json else self._csv(columns, on_invalid)
         elif self._is_parquet:
             with pa_parquet.ParquetFile(self.path, page_checksum_verification=True) as file:
                 yield from file.iter_batches(BATCH_ROWS, columns=columns)
@@ -478,24 +448,30 @@ class RowFile:
         return pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=indices))
 
     def _json(self, columns: list[str], on_invalid: Callable[[InvalidRow], str] | None) -> Iterator[pl.DataFrame]:
-        def on_bad(row: int, found: str) -> None:
-            if on_invalid is None or on_invalid(InvalidRow(row, "found no JSON object", found)) == "error":
-                raise RankfallError(f"{self}: row {row + 1}: {found}, expected a JSON object")
+        """Iterate over the rows; a key that an object lacks, null and empty text are missing values."""
 
-        return json_batches(self.path, columns, on_bad)
+        def on_bad(row: InvalidRow) -> None:
+            if on_invalid is None or on_invalid(row) == "error":
+                raise RankfallError(f"{self}: {_not_an_object(row)}")
 
-    def _json_columns(self) -> dict[str, pl.DataType]:
-        try:
-            return json_columns(self.path)
-        except ValueError as error:
-            raise RankfallError(f"{self}: {error}") from None
+        kinds = self._stored_columns()
+        schema = {name: pl.String() if kinds[name] == _OBJECTS else kinds[name] for name in columns}
+        for frame in _json_frames(self.path, schema, on_bad):
+            yield frame.with_columns(pl.col(pl.String).replace("", None))
 
     def _csv(self, columns: list[str] | None, on_invalid: Callable[[InvalidRow], str] | None = None) -> Any:
         stream = pa.input_stream(str(self.path), compression="detect")
         if on_invalid is not None:  # Arrow prints a traceback if the text of an invalid row is not UTF-8
             stream = pa.PythonFile(_Utf8(stream), "r")
-        handler = None if on_invalid is None else lambda found: on_invalid(_csv_row(found))
-        names = self._given_names() if columns is not None and any(map(_is_unnamed, columns)) else None
+
+        def handler(found: Any) -> str:
+            assert on_invalid is not None
+            row = found.number - 2  # Arrow counts from 1 and counts the header
+            text = f"{found.actual_columns} of {found.expected_columns} columns"
+            return on_invalid(InvalidRow(row, "wrong number of columns", text))
+
+        has_unnamed = any(name.startswith(_UNNAMED) for name in columns or ())
+        names = self._given_names() if has_unnamed else None
         return pa_csv.open_csv(
             stream,
             read_options=pa_csv.ReadOptions(
@@ -504,7 +480,7 @@ class RowFile:
                 skip_rows=1 if names else 0,
                 use_threads=on_invalid is None,  # rows have numbers only if one thread reads them
             ),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=handler),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=on_invalid and handler),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=columns,
                 column_types=dict.fromkeys(columns or [], pa.string()),
@@ -513,41 +489,14 @@ class RowFile:
             ),
         )
 
-    def _invalid_rows(
-        self, invalid: list[int], on_invalid: Callable[[InvalidRow], None] | None
-    ) -> Callable[[InvalidRow], str] | None:
-        """Return the function that decides on an invalid row, or None if all are errors."""
-        if on_invalid is None and not self.skipped:
-            return None
-        skipped = set(self.skipped)
-
-        def decide(found: InvalidRow) -> str:
-            if on_invalid is None and found.row not in skipped:
-                return "error"
-            invalid.append(found.row)
-            if on_invalid is not None and found.row not in skipped:
-                on_invalid(found)
-            return "skip"
-
-        return decide
-
-    def _header(self) -> list[str]:
-        names = self._given_names()
+    def _given_names(self) -> list[str]:
+        """Return the names of columns; a column without one gets the name that pandas gives it."""
+        names = self._csv(None, lambda row: "skip").schema.names  # rows are not read here
+        names = [name or f"{_UNNAMED}{place}" for place, name in enumerate(names)]
         for name in names:
             if names.count(name) > 1:
                 raise RankfallError(f"{self}: the column {name!r} occurs twice")
         return names
-
-    def _given_names(self) -> list[str]:
-        """Return the names of columns; a column without one gets the name that pandas gives it."""
-        names = self._csv(None, lambda row: "skip").schema.names  # rows are not read here
-        return [name or f"{_UNNAMED}{place}" for place, name in enumerate(names)]
-
-
-def _csv_row(found: Any) -> InvalidRow:
-    row = found.number - 2  # Arrow counts from 1 and counts the header
-    text = f"{found.actual_columns} values for {found.expected_columns} columns"
-    return InvalidRow(row, "found another number of values than the file has columns", text)
 
 
 class _Utf8(io.RawIOBase):
@@ -567,17 +516,6 @@ class _Utf8(io.RawIOBase):
 
 
 _UNNAMED = "Unnamed: "
-
-
-def _is_unnamed(column: str) -> bool:
-    return column.startswith(_UNNAMED)
-
-
-def _row_numbers(start: int, count: int, invalid: list[int]) -> NDArray[np.int64]:
-    """Return the indices of rows in a file, from their indices among the valid rows."""
-    numbers = np.arange(start, start + count)
-    before = np.array(invalid, np.int64) - np.arange(len(invalid))  # valid rows before each invalid one
-    return numbers + np.searchsorted(before, numbers, side="right")
 
 
 def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
@@ -607,19 +545,15 @@ def find_row_files(paths: Sequence[Path | RowFile]) -> list[RowFile]:
             found.append(path)
     seen: set[Path] = set()
     for path in found:
-        _check_file(path)
+        if not path.exists():
+            raise RankfallError(f"{path} does not exist")
+        if not path.is_file():
+            raise RankfallError(f"{path} is not a file")
+        known_suffix(path.name, str(path))
         if path.resolve() in seen:
             raise RankfallError(f"{given.get(path, path)} is given twice")
         seen.add(path.resolve())
     return [given.get(path, RowFile(path)) for path in found]
-
-
-def _check_file(path: Path) -> None:
-    if not path.exists():
-        raise RankfallError(f"{path} does not exist")
-    if not path.is_file():
-        raise RankfallError(f"{path} is not a file")
-    known_suffix(path.name, str(path))
 
 
 def known_suffix(name: str, where: str) -> str:
@@ -700,36 +634,28 @@ def delta_files(directory: Path, name: str, version: int | None = None) -> list[
         raise RankfallError(f"{name}: is a Delta table, which needs deltalake: {INSTALL}") from None
     try:
         table = DeltaTable(directory, version=version)
-        _check_features(table, name)
+        protocol = table.protocol()
+        features = {*(protocol.reader_features or ())} - _READABLE
+        if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+            features.add("columnMapping")  # readers of version 2 have it without naming it
+        if features:
+            found = ", ".join(sorted(features))
+            raise RankfallError(
+                f"{name}: the Delta table uses {found}, which rankfall does not read; write a copy without"
+            )
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     except DeltaError as error:
         wanted = "" if version is None else f" in version {version}"
         raise RankfallError(f"{name}: the Delta table cannot be read{wanted} ({error})") from None
     if not actions:
         raise RankfallError(f"{name}: found no data file in version {table.version()} of the Delta table")
-    types = pl.from_arrow(pa.schema(table.schema().to_arrow()).empty_table())
-    assert isinstance(types, pl.DataFrame)
-    files = [DeltaFile(_relative(action["path"], name), _defaults(types.schema, action)) for action in actions]
+    types = pl.DataFrame(pa.schema(table.schema().to_arrow()).empty_table()).schema
+    files = []
+    for action in actions:
+        path = unquote(action["path"])
+        if "://" in path or path.startswith("/") or ".." in PurePosixPath(path).parts:
+            raise RankfallError(f"{name}: found the data file {path!r}, expected files in the directory of the table")
+        # all columns of the table: values of partitions are in the log, columns that a file lacks are null
+        values = tuple((column, kind, action.get(f"partition.{column}")) for column, kind in types.items())
+        files.append(DeltaFile(path, values))
     return sorted(files, key=lambda file: file.path)
-
-
-def _check_features(table: Any, name: str) -> None:
-    protocol = table.protocol()
-    features = {*(protocol.reader_features or ())} - _READABLE
-    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        features.add("columnMapping")  # readers of version 2 have it without naming it
-    if features:
-        found = ", ".join(sorted(features))
-        raise RankfallError(f"{name}: the Delta table uses {found}, which rankfall does not read; write a copy without")
-
-
-def _defaults(types: Mapping[str, pl.DataType], action: Mapping[str, Any]) -> Defaults:
-    """Return all columns of the table: values of partitions are in the log, columns that a file lacks are null."""
-    return tuple((column, kind, action.get(f"partition.{column}")) for column, kind in types.items())
-
-
-def _relative(path: str, name: str) -> str:
-    decoded = unquote(path)
-    if "://" in decoded or decoded.startswith("/") or ".." in PurePosixPath(decoded).parts:
-        raise RankfallError(f"{name}: found the data file {decoded!r}, expected files in the directory of the table")
-    return decoded

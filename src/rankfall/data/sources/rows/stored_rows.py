@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import traceback
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -16,18 +15,26 @@ from rankfall import registry
 from rankfall._config import ConfigError, explain, shown
 from rankfall._errors import RankfallError
 from rankfall.data.sources.object_storage import download, is_url, list_objects, parse_url
-from rankfall.data.sources.rows.row_files import LOG, SUFFIXES, RowFile, delta_files, is_visible, known_suffix
+from rankfall.data.sources.rows.row_files import (
+    LOG,
+    SUFFIXES,
+    RowFile,
+    delta_files,
+    find_row_files,
+    is_visible,
+    known_suffix,
+)
 from rankfall.registry.references import absolute, source_of
 from rankfall.storage.disk import open_new
 from rankfall.storage.files import scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from rankfall._engine import Report
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.object_storage import Location, StoredObject
-    from rankfall.data.sources.rows.raw_log import Origin, Tables
+    from rankfall.data.sources.rows.raw_log import Origin
     from rankfall.data.sources.rows.row_files import Defaults
 
     Source = Path | str | RowFile  # text is a URL
@@ -40,12 +47,9 @@ _VERSION = "version"  # an option of URLs of Delta tables
 
 @contextmanager
 def local_rows(
-    sources: Sequence[Source],
-    tables: GivenTables,
-    on_step: OnStep,
-    inside: Path | None = None,
-) -> Iterator[tuple[list[Path | RowFile], Tables]]:
-    """Yield sources and tables as local files and directories; copies of objects are deleted at the end.
+    sources: Sequence[Source], tables: GivenTables, on_step: OnStep, inside: Path | None = None
+) -> Iterator[dict[Origin, list[RowFile]]]:
+    """Yield the files of a log and of its tables as local files; copies of objects are deleted at the end.
 
     Files have their URL as label, which messages and the provenance show.
 
@@ -56,60 +60,49 @@ def local_rows(
         inside: The directory of the temporary directory; by default that of the system.
 
     Raises:
-        ValueError: If a URL is wrong, or its objects or a Delta table cannot be read.
+        ValueError: If a URL is wrong, or files, objects or a Delta table cannot be read.
     """
-    given = [*sources, *tables.values()]
-    if not any(is_url(one) and not str(one).startswith("file:") for one in given):
-        yield _resolved(sources, tables, None)
-        return
-    with scratch_directory("rankfall-objects", inside) as directory:
-        copies = _Copies(directory, on_step)
-        found = _resolved(sources, tables, copies)
-        copies.download()
-        yield found
+    given: dict[Origin, list[Source]] = {"log": [*sources]}
+    for origin, table in tables.items():
+        if table is not None:
+            given[origin] = [*table] if isinstance(table, list) else [table]
+    copies: _Copies | None = None
+    with ExitStack() as stack:
+        if any(is_url(one) and not str(one).startswith("file:") for some in given.values() for one in some):
+            copies = _Copies(stack.enter_context(scratch_directory("rankfall-objects", inside)), on_step)
+        found = {origin: [file for one in some for file in _local(one, copies)] for origin, some in given.items()}
+        if copies is not None:
+            copies.download()
+        yield {origin: find_row_files(some) for origin, some in found.items()}
 
 
-def _resolved(
-    sources: Sequence[Source], tables: GivenTables, copies: _Copies | None
-) -> tuple[list[Path | RowFile], Tables]:
-    files: list[Path | RowFile] = []
-    for source in sources:
-        found = [source] if isinstance(source, RowFile) else _local_files(source, copies)
-        files += [found] if isinstance(found, Path) else found
-    return files, {
-        origin: table if table is None or isinstance(table, list) else _local_files(table, copies)
-        for origin, table in tables.items()
-    }
-
-
-def _local_files(source: Path | str, copies: _Copies | None) -> Path | list[RowFile]:
-    """Return the local files of a URL or of a Delta table; another path is returned as it is."""
+def _local(source: Source, copies: _Copies | None) -> Sequence[Path | RowFile]:
+    """Return the local files of a URL or of a Delta table; another source is returned as it is."""
+    if isinstance(source, RowFile):
+        return [source]
     if isinstance(source, Path) or not is_url(source):
         return _from_disk(Path(source), None)
     location = parse_url(source, [_VERSION])
-    version = _version(location)
+    text = location.options.get(_VERSION)
+    if text is not None and not (text.isdecimal() and text.isascii() and len(text) < 19):
+        raise RankfallError(f"{location}: found version={text}, expected a whole number")
+    version = None if text is None else int(text)
     if location.scheme == "file":
         return _from_disk(Path(location.path), version)
     assert copies is not None
     return _from_storage(location, version, copies)
 
 
-def _version(location: Location) -> int | None:
-    text = location.options.get(_VERSION)
-    if text is not None and not (text.isdecimal() and text.isascii() and len(text) < 19):
-        raise RankfallError(f"{location}: found version={text}, expected a whole number")
-    return None if text is None else int(text)
-
-
-def _from_disk(path: Path, version: int | None) -> Path | list[RowFile]:
+def _from_disk(path: Path, version: int | None) -> Sequence[Path | RowFile]:
     if (path / LOG).is_dir():
         return [RowFile(path / file.path, defaults=file.defaults) for file in delta_files(path, str(path), version)]
     _check_no_delta(str(path), version, [file.relative_to(path).as_posix() for file in path.rglob(LOG)])
-    return path
+    return [path]
 
 
 def _from_storage(location: Location, version: int | None, copies: _Copies) -> list[RowFile]:
-    objects = {_name(one, location): one for one in list_objects(location)}
+    # by the key below the location, "" for an object at the location itself
+    objects = {one.location.path[len(location.path) + 1 :]: one for one in list_objects(location)}
     log = {name: one for name, one in objects.items() if name.rpartition("/")[0] == LOG}
     if log:
         table = copies.copy_log(log)
@@ -125,11 +118,6 @@ def _from_storage(location: Location, version: int | None, copies: _Copies) -> l
     if not known:
         raise RankfallError(f"{location}: found no object that ends in {', '.join(SUFFIXES)}")
     return [copies.add(objects[name], known_suffix(name, f"{location}/{name}")) for name in known]
-
-
-def _name(one: StoredObject, location: Location) -> str:
-    """Return the key of an object below a location, "" for the object at the location itself."""
-    return one.location.path[len(location.path) + 1 :]
 
 
 def _check_no_delta(name: str, version: int | None, logs: Sequence[str]) -> None:
@@ -174,37 +162,6 @@ class _Copies:
 _EXPECTED = "pyarrow tables or polars frames of rows"
 
 
-@dataclass(frozen=True)
-class SourceRows:
-    """The rows of a source in files, and where they come from."""
-
-    name: str
-    files: list[RowFile]
-    options: dict[str, Any]
-    code: dict[str, str]  # the file of the function and its checksum
-
-    def about(self, rows: int) -> dict[str, Any]:
-        """Return the entry of the manifest, with the number of rows that were used."""
-        size = sum(file.path.stat().st_size for file in self.files)
-        return {"path": self.name, **self.code, "options": self.options, "bytes": size, "rows": rows}
-
-
-@contextmanager
-def rows_of_source(spec: Spec, on_rows: Report, inside: Path | None = None) -> Iterator[SourceRows | None]:
-    """Yield the rows of the source that a description names, in temporary files, or None if it names none.
-
-    Args:
-        spec: The description.
-        on_rows: Receives the number of rows of each table.
-        inside: The directory of the temporary directory; by default that of the system.
-    """
-    if spec.source is None:
-        yield None
-        return
-    with scratch_directory("rankfall-source", inside) as directory:
-        yield read_source(spec.source, directory, on_rows)
-
-
 def with_absolute_source(spec: Spec) -> Spec:
     """Return a description whose source, if it is a file, has its absolute path."""
     if spec.source is None:
@@ -212,30 +169,45 @@ def with_absolute_source(spec: Spec) -> Spec:
     return spec.model_copy(update={"source": {**spec.source, "name": absolute(spec.source["name"])}})
 
 
-def read_source(source: Mapping[str, Any], directory: Path, on_rows: Report) -> SourceRows:
-    """Call a function that yields tables, and write their rows to files.
+@contextmanager
+def rows_of_source(
+    spec: Spec, on_rows: Report, inside: Path | None = None
+) -> Iterator[tuple[list[RowFile], dict[str, Any] | None]]:
+    """Yield the rows of the source that a description names in temporary files, and the entry of the manifest about it.
 
     Args:
-        source: The name of the function, and its options.
-        directory: An existing directory for the files.
+        spec: The description. If it names no source, there are no files and no entry.
         on_rows: Receives the number of rows of each table.
+        inside: The directory of the temporary directory; by default that of the system.
 
     Raises:
         ConfigError: If there is no such function, or it has no such options.
         ValueError: If it fails, or yields something else than tables.
     """
-    name, options = source["name"], {key: value for key, value in source.items() if key != "name"}
+    if spec.source is None:
+        yield [], None
+        return
+    name, options = spec.source["name"], {key: value for key, value in spec.source.items() if key != "name"}
     function = _checked(name, options)
-    with _TableWriter(directory) as writer:
-        for table in _tables(name, function, options):
-            writer.write(table)
-            on_rows(table.num_rows)
-    if not writer.files:
-        raise RankfallError(f"source: {name} yields no table")
-    labels = [name] if len(writer.files) == 1 else [f"{name} (part {n})" for n in range(1, 1 + len(writer.files))]
-    files = [RowFile(path, label=label) for path, label in zip(writer.files, labels, strict=True)]
-    code = source_of("source", name)
-    return SourceRows(name, files, options, {} if code is None else {"file": code.file, "sha256": code.sha256})
+    paths: list[Path] = []
+    schema: pa.Schema | None = None
+    with scratch_directory("rankfall-source", inside) as directory:
+        with ExitStack() as stack:
+            for table in _tables(name, function, options):
+                if schema is None or not table.schema.equals(schema):  # a file has columns of one type
+                    stack.close()
+                    schema = table.schema
+                    paths.append(directory / f"source-{len(paths)}.arrow")
+                    writer = stack.enter_context(pa.ipc.new_file(stack.enter_context(open_new(paths[-1])), schema))
+                writer.write_table(table, max_chunksize=2**17)
+                on_rows(table.num_rows)
+        if not paths:
+            raise RankfallError(f"source: {name} yields no table")
+        labels = [name] if len(paths) == 1 else [f"{name} (part {n})" for n in range(1, 1 + len(paths))]
+        files = [RowFile(path, label=label) for path, label in zip(paths, labels, strict=True)]
+        code = source_of("source", name)
+        about = {"path": name, **({} if code is None else {"file": code.file, "sha256": code.sha256})}
+        yield files, about | {"options": options, "bytes": sum(path.stat().st_size for path in paths)}
 
 
 def _checked(name: str, options: Mapping[str, Any]) -> Callable[..., object]:
@@ -259,9 +231,19 @@ def _tables(name: str, function: Callable[..., object], options: Mapping[str, An
     """Yield what the function yields, as Arrow tables."""
     number = 0
     try:
-        result = function(**options)
-        for number, table in enumerate(_iterated(name, result), start=1):
-            yield _as_table(name, table, number)
+        result: Any = function(**options)
+        if isinstance(result, pa.Table | pa.RecordBatch | pl.DataFrame):  # a frame could be iterated, by columns
+            result = [result]
+        if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
+            raise _WrongTableError(f"source: {name} returns {shown(result)}, expected an iterable of {_EXPECTED}")
+        for number, table in enumerate(result, start=1):
+            if isinstance(table, pl.DataFrame):
+                yield table.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+            elif isinstance(table, pa.Table | pa.RecordBatch):
+                yield table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
+            else:
+                kind = type(table).__name__
+                raise _WrongTableError(f"source: {name} yields {kind} as table {number:,}, expected {_EXPECTED}")
     except _WrongTableError:
         raise
     except Exception as error:  # the code of a user may raise anything
@@ -274,48 +256,3 @@ def _tables(name: str, function: Callable[..., object], options: Mapping[str, An
 
 class _WrongTableError(RankfallError):
     """Something else than tables."""
-
-
-def _iterated(name: str, result: object) -> Iterable[object]:
-    if isinstance(result, pa.Table | pa.RecordBatch | pl.DataFrame):  # a frame could be iterated, column by column
-        return [result]
-    if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
-        raise _WrongTableError(f"source: {name} returns {shown(result)}, expected an iterable of {_EXPECTED}")
-    return result
-
-
-def _as_table(name: str, table: object, number: int) -> pa.Table:
-    if isinstance(table, pl.DataFrame):
-        return table.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-    if isinstance(table, pa.RecordBatch):
-        return pa.Table.from_batches([table])
-    if isinstance(table, pa.Table):
-        return table
-    kind = type(table).__name__
-    raise _WrongTableError(f"source: {name} yields {kind} as table {number:,}, expected {_EXPECTED}")
-
-
-class _TableWriter:
-    """Writes tables to Arrow files, a new one whenever the columns or their types change."""
-
-    def __init__(self, directory: Path) -> None:
-        self.files: list[Path] = []
-        self._directory = directory
-        self._schema: pa.Schema | None = None
-        self._open: Any = None
-        self._stack = ExitStack()
-
-    def write(self, table: pa.Table) -> None:
-        if self._schema is None or not table.schema.equals(self._schema):
-            self._stack.close()
-            self.files.append(self._directory / f"source-{len(self.files)}.arrow")
-            self._schema = table.schema
-            file = self._stack.enter_context(open_new(self.files[-1]))
-            self._open = self._stack.enter_context(pa.ipc.new_file(file, table.schema))
-        self._open.write_table(table, max_chunksize=2**17)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()

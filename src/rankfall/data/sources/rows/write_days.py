@@ -6,7 +6,7 @@ from contextlib import closing
 from datetime import date, timedelta
 from functools import partial
 from itertools import groupby, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -17,9 +17,8 @@ from rankfall.data.impressions.compatibility import depends_on_request
 from rankfall.data.impressions.items import FEATURE, item_table, items_on
 from rankfall.data.impressions.log import PER_REQUEST
 from rankfall.data.impressions.spec import Categorical, column_of
-from rankfall.data.sources.rows.log_state import new_values
+from rankfall.data.sources.rows.log_state import event_columns, find_events, new_values
 from rankfall.data.sources.rows.portions import IncrementalMerge, distinct, first_rows
-from rankfall.data.sources.rows.row_checks import event_columns, find_events
 from rankfall.encoding import BadValueError
 from rankfall.storage.files import about_file
 
@@ -31,10 +30,9 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.requests import Counts
     from rankfall.data.impressions.spec import Spec
     from rankfall.data.sources.problems import Findings
-    from rankfall.data.sources.rows.log_state import LogState
+    from rankfall.data.sources.rows.log_state import Events, LogState, SequenceHistories
     from rankfall.data.sources.rows.portions import Portion, RequestOrder, SpooledLog, UnknownKeys
     from rankfall.data.sources.rows.raw_log import RawLog
-    from rankfall.data.sources.rows.row_checks import PortionEvents, SequenceHistories
     from rankfall.data.sources.rows.row_files import RowFile
 
     WriteImpressions = Callable[[str, pa.Table], None]
@@ -85,11 +83,12 @@ def write_days(
         _add_items(log, day, of_day, state, engine)
 
         versions = state.items.versions if spec.negatives else None
-        assembly = _Assembly(log, state.encoding, items_on(state.items.table, versions, day), seed)
+        items = items_on(state.items.table, versions, day)
+        work = partial(_assemble, log, state.encoding, items, seed)
         sample: list[pa.Table] = []
         with (
             closing(_histories(log, of_day, state.histories, engine)) as histories,
-            closing(engine.map(partial(_assemble, assembly), zip(of_day, histories, strict=True), on_rows)) as results,
+            closing(engine.map(work, zip(of_day, histories, strict=True), on_rows)) as results,
         ):
             for impressions, counts, unknown in results:
                 inspect(impressions, state)
@@ -136,15 +135,6 @@ def _ends_of_each(item: str, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col(item).is_first_distinct() | pl.col(item).is_last_distinct())
 
 
-class _Assembly(NamedTuple):
-    """The inputs that all portions of a day share when their impressions are made."""
-
-    log: SpooledLog
-    encoding: Encoding
-    items: pa.Table  # of the days up to this one, from which random negatives are drawn
-    seed: int
-
-
 def _histories(
     log: SpooledLog, portions: Sequence[Portion], histories: SequenceHistories, engine: Engine
 ) -> Generator[list[pl.Series]]:
@@ -157,23 +147,26 @@ def _histories(
             yield histories.advance(events)
 
 
-def _events(log: SpooledLog, portion: Portion, report: Report) -> PortionEvents:
+def _events(log: SpooledLog, portion: Portion, report: Report) -> Events:
     spec = log.raw.spec
     rows = log.rows(portion.number, event_columns(spec))
     return find_events(spec, rows, first_rows(rows))
 
 
 def _assemble(
-    assembly: _Assembly, part: tuple[Portion, list[pl.Series]], report: Report
+    log: SpooledLog,
+    encoding: Encoding,
+    items: pa.Table,
+    seed: int,
+    part: tuple[Portion, list[pl.Series]],
+    report: Report,
 ) -> tuple[pa.Table, Counts, UnknownKeys]:
-    (portion, histories), log = part, assembly.log
+    portion, histories = part
     unknown: UnknownKeys = {}
     rows = log.rows(portion.number, unknown=unknown)
     groups = log.group(rows, portion.day)
     requests = log.sequences(portion.number, first_rows(rows)).with_columns(histories)
-    assembled = assemble(
-        rows, assembly.encoding, seed=assembly.seed, groups=groups, requests=requests, items=assembly.items
-    )
+    assembled = assemble(rows, encoding, seed=seed, groups=groups, requests=requests, items=items)
     ((_, impressions),) = assembled.days  # a portion belongs to one day
     report(portion.rows)
     return impressions, assembled.counts, unknown
@@ -183,6 +176,7 @@ def provenance(
     raw: RawLog,
     requests: RequestOrder,
     state: LogState,
+    own: Mapping[str, Any] | None,
     *,
     seed: int,
     fit_days: Sequence[str],
@@ -195,6 +189,7 @@ def provenance(
         raw: The raw log.
         requests: The order of its requests.
         state: The state after the last day, with its encoding and counts.
+        own: The entry about the source of the description, if it has one.
         seed: The seed of the sampler.
         fit_days: The days that the encoding was fitted to.
         on_file: Receives 1 for each file whose checksum was computed.
@@ -204,7 +199,8 @@ def provenance(
     with closing(engine.map(_about_file, (file for files in given.values() for file in files), on_file)) as found:
         files = {origin: [next(found) for _ in files] for origin, files in given.items()}
     rows_by_file = [rows for file, rows in zip(raw.files["log"], requests.rows_by_file, strict=True) if not file.typed]
-    logs, encoding, counts = files.pop("log"), state.encoding, state.counts
+    sources = [about | {"rows": rows} for about, rows in zip(files.pop("log"), rows_by_file, strict=True)]
+    encoding, counts = state.encoding, state.counts
     unknown = {origin: len(keys) for origin, keys in state.unknown.items()}
     features = state.repeats.per_request()
     if raw.spec.negatives and features:
@@ -214,7 +210,7 @@ def provenance(
         )
     return {
         "command": "prepare rows",
-        "sources": [about | {"rows": rows} for about, rows in zip(logs, rows_by_file, strict=True)],
+        "sources": sources if own is None else [{**own, "rows": requests.rows}],
         "tables": files,
         "seed": seed,
         "fit_days": list(fit_days),
