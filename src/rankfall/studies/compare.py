@@ -35,21 +35,10 @@ from rankfall.metrics import compare, crossed_test, holm, paired_test
 from rankfall.metrics.significance import student_quantile
 from rankfall.storage.disk import delete, make_directory
 from rankfall.storage.files import locked, write_file
+from rankfall.studies import results
 from rankfall.studies.baselines import method_of
 from rankfall.studies.comparison_plan import ComparisonConfig, Plan, Run, make_plan
 from rankfall.studies.evaluate import evaluation_files, write_evaluation
-from rankfall.studies.results import (
-    ComparisonResult,
-    MethodResult,
-    MethodRun,
-    MethodTest,
-    MetricSummary,
-    PairTest,
-    RunFailure,
-    SplitEvaluation,
-    TestFigures,
-    Verdict,
-)
 from rankfall.studies.workers import Failure, run_tasks
 from rankfall.training.cascade_metrics import CHANCE
 from rankfall.training.checkpoint import Checkpoints
@@ -92,12 +81,12 @@ class Outcome:
 class Summary:
     """Summary of an :class:`Outcome`."""
 
-    methods: list[MethodResult]
-    tests: list[MethodTest]
+    methods: list[results.MethodResult]
+    tests: list[results.MethodTest]
     """Tests of each method against the best over queries, by metric."""
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[results.Verdict] = field(default_factory=list)
     """Tests of each method against the reference over queries, seeds and both, by metric."""
-    pairs: list[PairTest] = field(default_factory=list)
+    pairs: list[results.PairTest] = field(default_factory=list)
     """Tests of all pairs of methods over seeds and queries, by metric; none with fewer than three seeds."""
 
 
@@ -115,26 +104,26 @@ def summarise(outcome: Outcome, *, against: str | None = None) -> Summary:
     tests = {metric: _pair_tests(metric, outcome) for metric in outcome.higher_is_better}
     return Summary(
         methods=[
-            MethodResult(name, {metric: _metric_summary(outcome, name, metric) for metric in metrics})
+            results.MethodResult(name, {metric: _metric_summary(outcome, name, metric) for metric in metrics})
             for name, metrics in outcome.values.items()
         ],
         tests=[test for metric in outcome.higher_is_better for test in _tests(metric, outcome)],
         verdicts=[verdict for metric, found in tests.items() for verdict in _verdicts(metric, outcome, found, against)],
         pairs=[
-            PairTest(metric, *pair, **vars(test))
+            results.PairTest(metric, *pair, **vars(test))
             for metric, found in tests.items()
             for pair, test in _adjusted(found.get("both", {})).items()
         ],
     )
 
 
-def _metric_summary(outcome: Outcome, method: str, metric: str) -> MetricSummary:
+def _metric_summary(outcome: Outcome, method: str, metric: str) -> results.MetricSummary:
     values = outcome.values[method][metric]
     runs = torch.stack([fold.nanmean(-1) for fold in values.split(list(outcome.folds), -1)], -1).flatten()
     defined = runs[~runs.isnan()]
     by_query = values.mean(0)
     interval = paired_test(by_query, torch.zeros_like(by_query))
-    return MetricSummary(
+    return results.MetricSummary(
         mean=interval.difference,
         std=defined.std().item() if len(defined) > 1 else 0.0,
         chance=outcome.chance[method][metric].nanmean().item(),
@@ -145,7 +134,7 @@ def _metric_summary(outcome: Outcome, method: str, metric: str) -> MetricSummary
     )
 
 
-def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
+def _tests(metric: str, outcome: Outcome) -> list[results.MethodTest]:
     """Test whether methods are worse than the best one, paired over queries, with means over the seeds."""
     by_query = {name: metrics[metric].mean(0) for name, metrics in outcome.values.items()}
     rows = compare(by_query, higher_is_better=outcome.higher_is_better[metric])
@@ -156,7 +145,7 @@ def _tests(metric: str, outcome: Outcome) -> list[MethodTest]:
         level = 2 * LEVEL * _share(row.p_value, row.adjusted_p_value, len(rows) - 1)
         interval = paired_test(by_query[row.name], by_query[best], confidence=1 - level)
         tests.append(
-            MethodTest(
+            results.MethodTest(
                 metric=metric,
                 method=row.name,
                 best=best,
@@ -188,7 +177,7 @@ def _pair_tests(metric: str, outcome: Outcome) -> dict[Over, dict[Pair, TestResu
     }
 
 
-def _adjusted(tests: Mapping[Pair, TestResult]) -> dict[Pair, TestFigures]:
+def _adjusted(tests: Mapping[Pair, TestResult]) -> dict[Pair, results.TestFigures]:
     """Correct p-values and intervals for the number of tests.
 
     Each interval has the level at which Holm's procedure tests its pair, so that it excludes 0 exactly if the adjusted
@@ -202,7 +191,7 @@ def _adjusted(tests: Mapping[Pair, TestResult]) -> dict[Pair, TestFigures]:
             level = LEVEL * _share(test.p_value, p_value, len(tests))
             margin *= student_quantile(level / 2, test.freedom) / student_quantile(LEVEL / 2, test.freedom)
         low, high = test.difference - margin, test.difference + margin
-        figures[pair] = TestFigures(test.difference, low, high, test.p_value, p_value)
+        figures[pair] = results.TestFigures(test.difference, low, high, test.p_value, p_value)
     return figures
 
 
@@ -213,10 +202,10 @@ def _share(p_value: float, adjusted: float, tests: int) -> float:
 
 def _verdicts(
     metric: str, outcome: Outcome, tests: Mapping[Over, Mapping[Pair, TestResult]], against: str | None
-) -> list[Verdict]:
+) -> list[results.Verdict]:
     """Compare every method with the reference."""
     reference = against or _best(metric, outcome)
-    figures: dict[str, dict[Over, TestFigures]] = {name: {} for name in outcome.values}
+    figures: dict[str, dict[Over, results.TestFigures]] = {name: {} for name in outcome.values}
     for over, found in tests.items():
         # A reference that was named beforehand leaves one test per method. The best one is found by all pairs.
         family = {pair: test for pair, test in found.items() if against is None or against in pair}
@@ -225,10 +214,10 @@ def _verdicts(
                 figures[second][over] = _turned(test)
             elif second == reference:
                 figures[first][over] = test
-        figures[reference][over] = TestFigures(0.0, 0.0, 0.0, 1.0, 1.0)
+        figures[reference][over] = results.TestFigures(0.0, 0.0, 0.0, 1.0, 1.0)
     sign = 1 if outcome.higher_is_better[metric] else -1
     return [
-        Verdict(
+        results.Verdict(
             metric=metric,
             method=name,
             against=reference,
@@ -242,23 +231,23 @@ def _verdicts(
 
 
 def _outcome(
-    is_reference: bool, test: TestFigures | None, sign: int
+    is_reference: bool, test: results.TestFigures | None, sign: int
 ) -> Literal["better", "worse", "not distinguishable", "no claim", "reference"]:
     if test is None:
         return "no claim"
     return "reference" if is_reference else decide(test, sign)
 
 
-def decide(test: TestFigures, sign: int) -> Literal["better", "worse", "not distinguishable"]:
+def decide(test: results.TestFigures, sign: int) -> Literal["better", "worse", "not distinguishable"]:
     """Return what a test says about a method; `sign` is 1 if higher values are better, else -1."""
     if test.adjusted_p_value >= LEVEL:
         return "not distinguishable"
     return "better" if sign * test.difference > 0 else "worse"
 
 
-def _turned(test: TestFigures) -> TestFigures:
+def _turned(test: results.TestFigures) -> results.TestFigures:
     """Return the test of the opposite difference."""
-    return TestFigures(-test.difference, -test.high, -test.low, test.p_value, test.adjusted_p_value)
+    return results.TestFigures(-test.difference, -test.high, -test.low, test.p_value, test.adjusted_p_value)
 
 
 def _best(metric: str, outcome: Outcome) -> str:
@@ -302,7 +291,7 @@ def compare_methods(
     on_plan: Callable[[int], None] = lambda steps: None,
     on_step: Callable[[Step], None] = lambda step: None,
     on_notice: Callable[[Step, str], None] = lambda step, text: None,
-) -> ComparisonResult:
+) -> results.ComparisonResult:
     """Train, choose and test everything that `out` does not have yet, write the result to `out` and return it.
 
     Args:
@@ -359,7 +348,7 @@ class _Steps:
     ) -> None:
         self.jobs, self.engine = jobs, engine
         self.on_step, self.on_notice = on_step, on_notice
-        self.failures: list[RunFailure] = []
+        self.failures: list[results.RunFailure] = []
 
     def perform(self, steps: Iterable[Step]) -> None:
         # Two methods with the same configuration, or two seeds of a method without random numbers, are one run.
@@ -377,7 +366,7 @@ class _Steps:
         for step, outcome in run_tasks(perform, tasks, jobs=self.jobs, engine=self.engine):
             if isinstance(outcome, Failure):
                 same = todo[step.run.directory]
-                self.failures += [RunFailure(one.method, one.title, outcome.message) for one in same.values()]
+                self.failures += [results.RunFailure(one.method, one.title, outcome.message) for one in same.values()]
             else:
                 for text in outcome:
                     self.on_notice(step, text)
@@ -441,7 +430,7 @@ def _is_tested(run: Run) -> bool:
 # --- results ------------------------------------------------------------------------------------------------------
 
 
-def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -> ComparisonResult:
+def _write_result(plan: Plan, runs: Sequence[Run], failures: list[results.RunFailure]) -> results.ComparisonResult:
     by_method = {method: [run for run in runs if run.method == method] for method in plan.candidates}
     expected = len(plan.folds) * len(plan.config.seeds)
     tested = {
@@ -456,7 +445,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
     }
     against = plan.config.against if plan.config.against in tables else None  # it may have failed
     summary = summarise(_outcome_of_tables(plan, tables, metrics), against=against) if tables else Summary([], [])
-    result = ComparisonResult(
+    result = results.ComparisonResult(
         metrics=metrics,
         seeds=plan.config.seeds,
         folds=plan.folds,
@@ -485,7 +474,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[RunFailure]) -
 
 def _warned(run: Run) -> list[str]:
     """Return the warnings of the evaluation of a run."""
-    return SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
+    return results.SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
 
 
 def _values(run: Run, metrics: Sequence[str]) -> pa.Table:
@@ -499,14 +488,17 @@ def _values(run: Run, metrics: Sequence[str]) -> pa.Table:
     return table
 
 
-def _with_runs(method: MethodResult, plan: Plan, runs: Sequence[Run]) -> MethodResult:
+def _with_runs(method: results.MethodResult, plan: Plan, runs: Sequence[Run]) -> results.MethodResult:
     variant, is_swept = plan.variants[method.name], any(one.point for one in plan.variants.values())
     return replace(
         method,
         of=variant.method if is_swept else None,
         point=variant.point if is_swept else None,
         settings={run.fold: run.settings for run in runs},
-        runs=[MethodRun(run.fold, run.seed, str(run.directory.relative_to(plan.out)), validation(run)) for run in runs],
+        runs=[
+            results.MethodRun(run.fold, run.seed, str(run.directory.relative_to(plan.out)), validation(run))
+            for run in runs
+        ],
     )
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -16,7 +17,7 @@ from rankfall.storage.disk import make_directory
 from rankfall.storage.files import write_file
 from rankfall.storage.trust import stored_code
 from rankfall.studies.results import SplitEvaluation
-from rankfall.training.cascade_metrics import ground_truth, values_table
+from rankfall.training.cascade_metrics import ground_truth, user_feature, user_numbers, values_table
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.measured_lists import scorer_for
@@ -263,6 +264,19 @@ def scores_of_run(
                 on_batch=lambda count: on_impressions(count, total),
             )
     return opened.config, scores, opened.log
+
+
+def user_groups(log: ImpressionLog, scores: StageScores) -> Tensor | None:
+    """Return a number ``(R,)`` for the user of each request, own numbers for unknown users; None without users."""
+    feature = user_feature(log.spec)
+    if feature is None:
+        return None
+    days, ids = np.array(scores.days), torch.zeros(len(scores), dtype=torch.int64)
+    for day in dict.fromkeys(scores.days):
+        places = torch.from_numpy(np.flatnonzero(days == day))
+        column = log.days[day].table()[f"user.{feature}"].to_numpy()
+        ids[places] = torch.from_numpy(column.astype(np.int64))[scores.rows[places]]
+    return user_numbers(ids)
 
 
 def evaluation_files(run_dir: Path, split: str = "test") -> tuple[Path, Path]:

@@ -26,39 +26,12 @@ from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import LockedError, locked, write_file
+from rankfall.training import run_directory as runs
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.device import describe
 from rankfall.training.distributed.group import ALONE, Group, LostError
 from rankfall.training.learner import BatchT, Position, UnreadStep, append_epoch, restore_epochs
-from rankfall.training.run_directory import (
-    CHECKPOINTS,
-    CODE,
-    CONFIG,
-    DATA,
-    METRICS,
-    RESULT,
-    EnvironmentFailure,
-    Step,
-    Stopped,
-    TrainingError,
-    TrainResult,
-    check_free,
-    check_same,
-    check_same_code,
-    check_same_data,
-    check_same_on_all_processes,
-    clear,
-    clear_temporary,
-    is_finished,
-    lasting_files,
-    read_config,
-    read_json,
-    read_result,
-    remove_manifest,
-    seal_run,
-    sources_of,
-    verify_run,
-)
+from rankfall.training.run_directory import check_same_on_all_processes
 from rankfall.training.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -69,7 +42,7 @@ if TYPE_CHECKING:
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Learner
 
-    Progress = Callable[[Step], None]
+    Progress = Callable[[runs.Step], None]
     OnEpoch = Callable[[Any, Any], None]
     OnNotice = Callable[[str], None]
 
@@ -132,12 +105,19 @@ class Loop(Generic[BatchT]):
         self.on_notice: OnNotice = warnings.warn
         if not self.group.first:
             self.progress, self.on_epoch = lambda step: None, lambda epoch, learner: None
-        self.checkpoints = Checkpoints(out / CHECKPOINTS, self.settings.keep)
+        self.checkpoints = Checkpoints(out / runs.CHECKPOINTS, self.settings.keep)
         self.position = Position()
         self.trackers = Trackers(config, out)  # raises before anything is written if a package is missing
         self._config, self._data = config.model_dump(mode="json"), dict(data)
-        self._code = {f"{CODE}{one.file or one.name}": one.sha256 for one in sources_of(config)}
-        self._made_by = _made_by(learner)
+        self._code = {f"{runs.CODE}{one.file or one.name}": one.sha256 for one in runs.sources_of(config)}
+        self._made_by = {  # what the last digits of the weights depend on, besides configuration and data
+            "rankfall": __version__,
+            "torch": str(torch.__version__),
+            "processor": torch.backends.cpu.get_cpu_capability(),
+            "processes": str(self.group.world),
+            "device": describe(learner.placement.device),
+            "compile": str(learner.placement.compiles).lower(),
+        }
         self._before_batch: State = {}
         self._unread: list[UnreadStep[BatchT]] = []
         self._read_at = 0.0
@@ -145,7 +125,7 @@ class Loop(Generic[BatchT]):
 
     # --- epochs and batches -------------------------------------------------------------------------------------
 
-    def run(self) -> TrainResult:
+    def run(self) -> runs.TrainResult:
         """Train until all epochs are done or the validation metric stops improving."""
         self._saved = self._lap_began = time.perf_counter()
         try:
@@ -158,10 +138,10 @@ class Loop(Generic[BatchT]):
         self._lap()
         return self._finish()
 
-    def _finish(self) -> TrainResult:
+    def _finish(self) -> runs.TrainResult:
         """Write the result."""
         place = self.position
-        result = TrainResult(
+        result = runs.TrainResult(
             place.best,
             place.best_epoch,
             place.epoch - 1,
@@ -172,8 +152,8 @@ class Loop(Generic[BatchT]):
         if self.group.first:
             text = json.dumps(asdict(result), indent=2) + "\n"
             with self.writing():
-                seal_run(self.out, lasting_files(self.out), later={RESULT: text})
-                write_file(self.out / RESULT, text)
+                runs.seal_run(self.out, runs.lasting_files(self.out), later={runs.RESULT: text})
+                write_file(self.out / runs.RESULT, text)
                 if not self.open_ended:
                     self.checkpoints.clear()
         return result
@@ -196,7 +176,8 @@ class Loop(Generic[BatchT]):
             if not self._unread:
                 self._report_progress()
             due = self.group.first and time.perf_counter() - self._saved >= self.settings.checkpoint_every
-            long = self.group.first and self._is_long_unread()
+            waited = time.perf_counter() - self._read_at >= UNREAD_SECONDS or len(self._unread) >= UNREAD_STEPS
+            long = self.group.first and bool(self._unread) and waited
             stopped, due, long = map(bool, self.group.totals([bool(self.stop()), due, long]))
             if stopped or due or long:
                 self._read()
@@ -204,7 +185,7 @@ class Loop(Generic[BatchT]):
                 self.save()
             if stopped:
                 self.group.totals([0])  # no process leaves before the checkpoint is written
-                raise Stopped(self._stopped())
+                raise runs.Stopped(self._stopped())
         self._read()
         self._check_trained()
 
@@ -228,10 +209,6 @@ class Loop(Generic[BatchT]):
                 place.advance(self._unread[-1].count)
         self._snapshot_before_batch()
 
-    def _is_long_unread(self) -> bool:
-        waited = time.perf_counter() - self._read_at >= UNREAD_SECONDS
-        return bool(self._unread) and (waited or len(self._unread) >= UNREAD_STEPS)
-
     def _read(self) -> None:
         """Read the results of batches that were launched on a device, and report progress.
 
@@ -254,7 +231,7 @@ class Loop(Generic[BatchT]):
             yield
         except torch.OutOfMemoryError as error:
             device = self.learner.placement.device
-            raise TrainingError(
+            raise runs.TrainingError(
                 f"training.batch: {self.settings.batch} lists do not fit into the memory of {device} "
                 f"({str(error).splitlines()[0]}); try a smaller training.batch, training.precision=bfloat16, or "
                 "fewer jobs on this device"
@@ -283,18 +260,14 @@ class Loop(Generic[BatchT]):
             place.best_epoch, place.best = place.epoch, value
         if self.group.first:
             with self.writing():
-                self._write_epoch(is_best=is_best)
+                append_epoch(self.out / runs.METRICS, place.lines[-1])
+                if is_best:
+                    self.learner.save(self.checkpoints.directory / BEST, place)
+                    place.best_weights = stored_checksum(self.checkpoints.directory / BEST)
+                self.learner.save(self.checkpoints.directory / LAST, place)
         self.trackers.log(place.lines[-1], place.step)
         self.on_epoch(epoch, self.learner)
         place.next_epoch()
-
-    def _write_epoch(self, *, is_best: bool) -> None:
-        directory = self.out / CHECKPOINTS
-        append_epoch(self.out / METRICS, self.position.lines[-1])
-        if is_best:
-            self.learner.save(directory / BEST, self.position)
-            self.position.best_weights = stored_checksum(directory / BEST)
-        self.learner.save(directory / LAST, self.position)
 
     def _lap(self) -> float:
         """Add the time since the last call to the working time, and return it."""
@@ -304,13 +277,12 @@ class Loop(Generic[BatchT]):
         return lap
 
     def _report_progress(self) -> None:
-        report = self._report()
-        self.progress(report)
-        self.trackers.batch(report, self.position.step)
-
-    def _report(self) -> Step:
         place, batches = self.position, len(self.learner.loader)
-        return Step(place.epoch, self.epochs, place.batch, batches, place.parts, place.validation, place.per_second)
+        report = runs.Step(
+            place.epoch, self.epochs, place.batch, batches, place.parts, place.validation, place.per_second
+        )
+        self.progress(report)
+        self.trackers.batch(report, place.step)
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -357,7 +329,7 @@ class Loop(Generic[BatchT]):
         with self.group.together():
             if self.group.first:
                 state = self.checkpoints.load(on_notice)
-                if state is None and (self.out / CONFIG).is_file():
+                if state is None and (self.out / runs.CONFIG).is_file():
                     on_notice(f"{self.out} has no checkpoint yet: training starts again")
         state = self.group.of_first(state)
         if state is None:
@@ -368,28 +340,34 @@ class Loop(Generic[BatchT]):
                 if self.position.best_epoch:
                     self._check_best()
                 with self.writing():  # the file may have lines of epochs after the checkpoint
-                    restore_epochs(self.out / METRICS, self.position.lines)
-        if any(self.group.gather(self.group.first and self._is_best_replaced())):
+                    restore_epochs(self.out / runs.METRICS, self.position.lines)
+        # An epoch after this position, which is trained again, may have replaced the best weights. With another number
+        # of processes it may end with other weights.
+        expected, best = self.position.best_weights, self.out / runs.CHECKPOINTS / BEST
+        is_first_and_closed = self.group.first and not self.open_ended
+        if any(self.group.gather(is_first_and_closed and bool(expected) and stored_checksum(best) != expected)):
             self.position.best = math.nan  # so that the next epoch is the best
         return True
 
     def _go_to(self, state: State, on_notice: OnNotice) -> None:
-        check_same(self.out, state["config"], self._config)
+        runs.check_same(self.out, state["config"], self._config)
         self._check_data(state)
-        self._note_changed_versions(state["made_by"], on_notice)
+        before, now = state["made_by"], self._made_by
+        changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(now) if before[name] != now[name]]
+        if changed:
+            on_notice(f"{self.out} was started with {'; '.join(changed)}: last digits may differ")
         try:
             self.learner.load_state_dict(state)
             self.position = Position(**state["position"])
         except (KeyError, TypeError, RuntimeError) as error:
-            release = state["made_by"].get("rankfall")
             raise DamagedError(
-                f"{self.out}: the checkpoint of rankfall {release} does not fit this release, {__version__}: {error}. "
-                "Continue with that one, or start over with --force"
+                f"{self.out}: the checkpoint of rankfall {before.get('rankfall')} does not fit this release, "
+                f"{__version__}: {error}. Continue with that one, or start over with --force"
             ) from None
 
     def _check_data(self, state: State) -> None:
         """Check that a checkpoint has the same data."""
-        check_same_data(self.out, state["data"], self._data)
+        runs.check_same_data(self.out, state["data"], self._data)
 
     def check_same_on_all_processes(self) -> None:
         """Check that all processes have the same configuration, data and code of users."""
@@ -404,25 +382,11 @@ class Loop(Generic[BatchT]):
     def _check_best(self) -> None:
         """Check the file of the best weights so far, which checkpoints do not contain."""
         try:
-            read_checkpoint(self.out / CHECKPOINTS / BEST)
+            read_checkpoint(self.out / runs.CHECKPOINTS / BEST)
         except ValueError as error:
             raise DamagedError(
                 f"{error}. Without the best weights training cannot resume; --force starts over"
             ) from None
-
-    def _is_best_replaced(self) -> bool:
-        """Return whether an epoch after this position, which is trained again, has replaced the best weights.
-
-        With another number of processes that epoch may end with other weights.
-        """
-        expected = self.position.best_weights
-        return bool(expected) and not self.open_ended and stored_checksum(self.out / CHECKPOINTS / BEST) != expected
-
-    def _note_changed_versions(self, before: Mapping[str, str], on_notice: OnNotice) -> None:
-        now = self._made_by
-        changed = [f"{name} {before[name]}, now {now[name]}" for name in sorted(now) if before[name] != now[name]]
-        if changed:
-            on_notice(f"{self.out} was started with {'; '.join(changed)}: last digits may differ")
 
     @contextmanager
     def writing(self) -> Generator[None]:
@@ -430,7 +394,7 @@ class Loop(Generic[BatchT]):
         try:
             yield
         except OSError as error:
-            raise EnvironmentFailure(
+            raise runs.EnvironmentFailure(
                 f"{self.out} cannot be written to: {error}. Training ended {self._where()}. {self._left()}"
             ) from None
 
@@ -461,7 +425,7 @@ def finished(
     resume: bool,
     on_notice: OnNotice,
     group: Group = ALONE,
-) -> TrainResult | None:
+) -> runs.TrainResult | None:
     """Return the result of a run that is to be resumed but is finished already, else None.
 
     Raises:
@@ -471,28 +435,22 @@ def finished(
     result = None
     with group.together():
         if group.first:
-            check_free(out, force=force, resume=resume)
-            result = _finished(out, config, data, on_notice) if resume else None
-    found = group.of_first(None if result is None else asdict(result))
-    return None if found is None else TrainResult(**found)
+            runs.check_free(out, force=force, resume=resume)
+        if group.first and resume and (out / runs.CONFIG).is_file():
+            runs.check_same(out, runs.read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
+            runs.check_same_code(out, config)
+            if runs.is_finished(out):
+                if (out / runs.DATA).is_file():
+                    runs.verify_run(out, runs.DATA)
+                    runs.check_same_data(out, runs.read_json(out / runs.DATA), data)
+                on_notice(f"{out} is finished already")
+                Checkpoints(out / runs.CHECKPOINTS, 1).clear()  # left over if the run was killed at its very end
+                result = asdict(runs.read_result(out))
+    found = group.of_first(result)
+    return None if found is None else runs.TrainResult(**found)
 
 
-def _finished(out: Path, config: TrainConfig, data: Mapping[str, str], on_notice: OnNotice) -> TrainResult | None:
-    if not (out / CONFIG).is_file():
-        return None
-    check_same(out, read_config(out).model_dump(mode="json"), config.model_dump(mode="json"))
-    check_same_code(out, config)
-    if not is_finished(out):
-        return None
-    if (out / DATA).is_file():
-        verify_run(out, DATA)
-        check_same_data(out, read_json(out / DATA), data)
-    on_notice(f"{out} is finished already")
-    Checkpoints(out / CHECKPOINTS, 1).clear()  # left over if the run was killed at its very end
-    return read_result(out)
-
-
-def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_notice: OnNotice) -> TrainResult:
+def train_in(loop: Loop[BatchT], files: Mapping[str, str], *, resume: bool, on_notice: OnNotice) -> runs.TrainResult:
     """Run a loop in its run directory.
 
     Args:
@@ -538,24 +496,11 @@ def _lock(held: ExitStack, out: Path, patience: float) -> None:
 def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool) -> None:
     with loop.writing():
         if resumed:
-            clear_temporary(loop.out)
+            runs.clear_temporary(loop.out)
         else:
             loop.trackers.reach()  # before an older run is deleted
-            clear(loop.out)
-        remove_manifest(loop.out)
+            runs.clear(loop.out)
+        runs.remove_manifest(loop.out)
         for name, text in files.items():
             write_file(loop.out / name, text)
-        seal_run(loop.out, (loop.out / name for name in files))
-
-
-def _made_by(learner: Learner[Any]) -> dict[str, str]:
-    """Return what the last digits of the weights depend on, besides configuration and data."""
-    processor = torch.backends.cpu.get_cpu_capability()
-    return {
-        "rankfall": __version__,
-        "torch": str(torch.__version__),
-        "processor": processor,
-        "processes": str(learner.group.world),
-        "device": describe(learner.placement.device),
-        "compile": str(learner.placement.compiles).lower(),
-    }
+        runs.seal_run(loop.out, (loop.out / name for name in files))

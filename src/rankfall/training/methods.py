@@ -32,6 +32,7 @@ from rankfall.storage.files import checksum
 from rankfall.storage.manifests import MANIFEST, verification
 from rankfall.training import cascade_loaders, train_cascade, train_ranker
 from rankfall.training import measured_lists as measure_cascade
+from rankfall.training import run_directory as runs
 from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, try_depths, with_depths
 from rankfall.training.cascade_loaders import cascade_with_defaults, ranker_with_defaults
 from rankfall.training.checkpoint import DamagedError
@@ -46,18 +47,6 @@ from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import Evaluation, evaluate
 from rankfall.training.loop import Loop, finished, train_in
 from rankfall.training.measured_lists import MeasuredLists, fit_warning, score, short_lists
-from rankfall.training.run_directory import (
-    CONFIG,
-    DATA,
-    LOG,
-    OwnCodeError,
-    component_files,
-    is_marked_for_replacement,
-    own_code,
-    read_json,
-    stored_sources,
-    verify_run,
-)
 from rankfall.training.start_weights import rows_of, used_features
 from rankfall.training.train_ranker import load_data, load_lists
 
@@ -74,7 +63,6 @@ if TYPE_CHECKING:
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.loop import OnEpoch, OnNotice, Prepared, Progress
-    from rankfall.training.run_directory import TrainResult
 
     OnImpressions = Callable[[int, int], None]
 
@@ -139,9 +127,9 @@ class Method(ABC, Generic[Config, Data]):
             ConfigError: If the loss or objective refuses its options.
         """
         try:
-            with own_code(self.config):
+            with runs.own_code(self.config):
                 self._build_loss()
-        except (ConfigError, OwnCodeError) as error:
+        except (ConfigError, runs.OwnCodeError) as error:
             raise ConfigError(f"{where}: {error}") from None
 
     def _build_loss(self) -> None:
@@ -237,7 +225,7 @@ class TrainingMethod(Method[Config, Data]):
 
     def complete(
         self, directory: Path, *, on_notice: OnNotice = warnings.warn, **callbacks: Unpack[Callbacks]
-    ) -> TrainResult:
+    ) -> runs.TrainResult:
         """Train from the last checkpoint in a run directory, or from the beginning if there is none or all are damaged.
 
         Args:
@@ -355,7 +343,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Evaluate the best checkpoint of a run on days, in the order of time and without added negatives."""
         opened = self.open_split(directory, split, data=data, on_notice=on_notice)
         lists = MeasuredLists(opened.loader, opened.config, measure_cascade.scorer_of(opened.cascade))
-        with own_code(self.config), opened.refusing_new_ids():
+        with runs.own_code(self.config), opened.refusing_new_ids():
             measured = measure_cascade.measure_cascade(
                 opened.cascade,
                 opened.loader,
@@ -383,7 +371,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """
         config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
         log = ImpressionLog.load(data or config.data.path)
-        notes = [*changed(stored_sources(directory)), *_check_log(directory, model, log)]
+        notes = [*changed(runs.stored_sources(directory)), *_check_log(directory, model, log)]
         for note in notes:
             on_notice(note)
         roles = get_args(Role)
@@ -451,11 +439,13 @@ class OpenedSplit:
 
 def _check_log(directory: Path, model: Cascade, log: ImpressionLog) -> list[str]:
     """Refuse a log whose ids or numbers differ in meaning from those of the training run; return warnings."""
-    verify_run(directory, LOG)
+    runs.verify_run(directory, runs.LOG)
     try:
-        trained = read_json(directory / LOG)
+        trained = runs.read_json(directory / runs.LOG)
     except FileNotFoundError:
-        return [f"{directory} has no {LOG}, so it is unknown whether the ids of {log.path} are those it was trained on"]
+        return [
+            f"{directory} has no {runs.LOG}, so it is unknown whether the ids of {log.path} are those it was trained on"
+        ]
     return check_compatible(trained, log, used=used_features(model))
 
 
@@ -492,13 +482,13 @@ class ListMethod(Method[Config, RankingData]):
         on_notice: OnNotice = lambda text: None,
     ) -> Evaluation:
         """Evaluate the best checkpoint of a run on lists; notes say which components have changed since training."""
-        for note in changed(stored_sources(directory)):
+        for note in changed(runs.stored_sources(directory)):
             on_notice(note)
         prepared = RankingData.load(data or self.config.data.path)
         is_role = split in get_args(Role)
         lists = load_lists(prepared, self.config.data, cast("Role", split)) if is_role else Lists([prepared[split]])
         scores = self.score(directory, lists)
-        with own_code(self.config):
+        with runs.own_code(self.config):
             return evaluate(scores, lists, self.metrics)
 
     @abstractmethod
@@ -551,7 +541,7 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
                 f"{len(model.scaling.mean)}"
             )
-        with own_code(self.config):
+        with runs.own_code(self.config):
             return score(model, lists)
 
 
@@ -577,7 +567,7 @@ def train(
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
     group: Group = ALONE,
-) -> TrainResult:
+) -> runs.TrainResult:
     """Train and write a run directory. The same configuration and data give the same weights, bit for bit.
 
     Processes that were restarted after a failure continue the run, whatever `force` and `resume` are.
@@ -600,11 +590,11 @@ def train(
     """
     if group.restarted:
         with group.together():
-            replaces = group.first and force and is_marked_for_replacement(out)
+            replaces = group.first and force and runs.is_marked_for_replacement(out)
         force = any(group.gather(replaces))
         resume = not force
     verifies = os.environ.get("LOCAL_RANK", "0") == "0"  # one process per machine reads the data for that
-    with verification(verifies), own_code(config, trains=True):
+    with verification(verifies), runs.own_code(config, trains=True):
         with group.together():
             placement = placement_of(config.training, group)
             run = method_of(config).prepare(out, resume=resume, group=group)
@@ -616,9 +606,9 @@ def train(
                 learner = run.make_learner(out, on_notice if group.first else lambda text: None)
                 loop = Loop(learner, run.config, out, data=run.data, progress=progress, on_epoch=on_epoch, stop=stop)
             files = {
-                CONFIG: dump_absolute(run.config),
+                runs.CONFIG: dump_absolute(run.config),
                 **run.files,
-                DATA: json.dumps(run.data, indent=1) + "\n",
-                **component_files(run.config),
+                runs.DATA: json.dumps(run.data, indent=1) + "\n",
+                **runs.component_files(run.config),
             }
             return train_in(loop, files, resume=resume, on_notice=on_notice)

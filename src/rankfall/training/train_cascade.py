@@ -20,6 +20,7 @@ from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.data.impressions.spec import Features
 from rankfall.models.scorers import GradeScorer
 from rankfall.objectives import BCE, Objective
+from rankfall.training import run_directory as runs
 from rankfall.training.build import (
     Optimizers,
     check_kept,
@@ -38,15 +39,6 @@ from rankfall.training.learner import Learner, Loader, Network
 from rankfall.training.loop import Prepared
 from rankfall.training.measured_lists import means_of
 from rankfall.training.measured_lists import measure_cascade as measure
-from rankfall.training.run_directory import (
-    CHECKPOINTS,
-    LOG,
-    TrainingError,
-    read_config_as,
-    read_json,
-    sources_of,
-    verify_run,
-)
 from rankfall.training.start_weights import start_from
 
 if TYPE_CHECKING:
@@ -102,7 +94,7 @@ def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> 
             on_notice(said)
         return learner
 
-    files = {LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
+    files = {runs.LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
     return Prepared(config, checksums(log, config), make_learner, files)
 
 
@@ -178,7 +170,7 @@ class CascadeLearner(Learner["Impressions"]):
         self.cascade = make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
         check_metrics(config.stage_metrics)
-        self.spare = first_impressions(log) if group.world > 1 and sources_of(config) else None
+        self.spare = first_impressions(log) if group.world > 1 and runs.sources_of(config) else None
         self.turns = self.objective.turns
         self.modules = {"cascade": self.cascade, "objective": self.objective}
         weights, classifies = item_weights(config, log), config.objective.classifies
@@ -219,7 +211,9 @@ class CascadeLearner(Learner["Impressions"]):
         if math.isnan(means[self.metric]):
             days = ", ".join(self.config.data.valid)
             with self.group.together():
-                raise TrainingError(f"data.valid: no impression of {days} has a relevant item, so no metric is defined")
+                raise runs.TrainingError(
+                    f"data.valid: no impression of {days} has a relevant item, so no metric is defined"
+                )
         return means
 
     def line(self, position: Position) -> Epoch:
@@ -270,20 +264,20 @@ def load_run(
     directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
 ) -> tuple[CascadeConfig, Cascade]:
     """Load the configuration of a run and its cascade, in evaluation mode."""
-    config = read_config_as(CascadeConfig, directory, trust=trust)
-    path = directory / CHECKPOINTS / f"{checkpoint}.safetensors"
+    config = runs.read_config_as(CascadeConfig, directory, trust=trust)
+    path = directory / runs.CHECKPOINTS / f"{checkpoint}.safetensors"
     if not path.exists():
         raise RankfallError(f"{directory} has no {checkpoint} weights yet, expected {path}; train it with --resume")
-    verify_run(directory, f"{CHECKPOINTS}/{path.name}")
+    runs.verify_run(directory, f"{runs.CHECKPOINTS}/{path.name}")
     return config, Cascade.load(path, trust=trust).eval()
 
 
 def _as_started(log: ImpressionLog, out: Path) -> ImpressionLog:
     """Return a log with the vocabularies with which a run was started; the tables of the run do not grow."""
-    if not (out / LOG).is_file():
+    if not (out / runs.LOG).is_file():
         return log
-    verify_run(out, LOG)
-    return log.limited_to(Features.from_json(read_json(out / LOG)["features"]).tables)
+    runs.verify_run(out, runs.LOG)
+    return log.limited_to(Features.from_json(runs.read_json(out / runs.LOG)["features"]).tables)
 
 
 def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:

@@ -21,6 +21,7 @@ from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.registry.references import check_weights_fit
 from rankfall.storage.trust import stored_code
+from rankfall.training import run_directory as runs
 from rankfall.training.build import (
     check_loss,
     classifies,
@@ -36,14 +37,6 @@ from rankfall.training.learner import Learner, Network
 from rankfall.training.loop import Loop, Prepared
 from rankfall.training.measured_lists import measure_scores as measure
 from rankfall.training.measured_lists import score
-from rankfall.training.run_directory import (
-    CHECKPOINTS,
-    TrainingError,
-    read_config_as,
-    sources_of,
-    stored_sources,
-    verify_run,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,7 +148,7 @@ class RankerLearner(Learner["ListBatch"]):
 
     def terms(self, batch: ListBatch, position: Position) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the loss of a batch."""
-        if not len(batch) and self.group.world > 1 and sources_of(self.config):
+        if not len(batch) and self.group.world > 1 and runs.sources_of(self.config):
             batch = self.lists.batch(np.arange(1))  # of the weight 0: losses of users need not know empty shares
         features = self.lists.gather(batch.rows)
         if self.placement.pins:
@@ -164,7 +157,9 @@ class RankerLearner(Learner["ListBatch"]):
         try:
             terms, finite = self.network(moved(features, device), moved(batch, device))
         except ValueError as error:
-            raise TrainingError(f"{self.config.loss.name} refuses {self.where(batch, position)}: {error}") from None
+            raise runs.TrainingError(
+                f"{self.config.loss.name} refuses {self.where(batch, position)}: {error}"
+            ) from None
         return terms, finite
 
     def validate(self) -> dict[str, float]:
@@ -173,7 +168,7 @@ class RankerLearner(Learner["ListBatch"]):
         mean = float(values.nanmean())
         if math.isnan(mean):
             with self.group.together():
-                raise TrainingError(
+                raise runs.TrainingError(
                     f"training.metric: {self.metric} is undefined on every list of data.valid "
                     f"({', '.join(self.config.data.valid)}): none has a relevant document"
                 )
@@ -284,11 +279,11 @@ def load_run(
     directory: Path, *, checkpoint: Literal["best", "last"] = "best", trust: bool = False
 ) -> tuple[RankerConfig, Ranker]:
     """Load the configuration of a run and its model, in evaluation mode."""
-    config = read_config_as(RankerConfig, directory, trust=trust)
+    config = runs.read_config_as(RankerConfig, directory, trust=trust)
     with stored_code(directory, trust=trust):
-        check_weights_fit([one for one in stored_sources(directory) if one.kind == "model"], directory)
-    verify_run(directory, f"{CHECKPOINTS}/{checkpoint}.safetensors")
-    tensors, metadata = read_checkpoint(directory / CHECKPOINTS / f"{checkpoint}.safetensors")
+        check_weights_fit([one for one in runs.stored_sources(directory) if one.kind == "model"], directory)
+    runs.verify_run(directory, f"{runs.CHECKPOINTS}/{checkpoint}.safetensors")
+    tensors, metadata = read_checkpoint(directory / runs.CHECKPOINTS / f"{checkpoint}.safetensors")
     scaling = FeatureScaling.identity(metadata["features"], log1p=config.data.log1p)
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn and then replaced
         model = make_ranker(config.model, scaling, metadata["grades"])
@@ -348,7 +343,7 @@ class ListLearner(RankerLearner):
         """Return changes to try after a divergence; arguments of a fit do not need those of the data."""
         return Learner.hints(self)
 
-    def diverged(self, what: str, batch: ListBatch, position: Position) -> TrainingError:
+    def diverged(self, what: str, batch: ListBatch, position: Position) -> runs.TrainingError:
         """Return the error for a batch; nothing of a fit is kept."""
         return super().diverged(what, batch, replace(position, best_epoch=0))
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.loader import ItemFirstSeen
@@ -29,13 +28,12 @@ from rankfall.data.impressions.spec import (
     is_dense,
     table_of,
 )
-from rankfall.training.cascade_metrics import user_feature, user_numbers
+from rankfall.training.cascade_metrics import user_feature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from rankfall.data.impressions.log import Day, ImpressionLog
     from rankfall.data.impressions.spec import FeatureConfig, Group
@@ -234,10 +232,6 @@ class LogAttributes:
     def users(self) -> Values | None:
         """The encoded id ``(R,)`` of the user of each request; None if the log does not have it."""
         return None if self._user is None else self.of_requests(f"user.{self._user}")
-
-    def user_groups(self) -> Tensor | None:
-        """Return the number ``(R,)`` of the user of each request; a request of an unknown user has its own number."""
-        return None if self.users is None else user_numbers(torch.from_numpy(self.users.astype(np.int64)))
 
     @cached_property
     def activity(self) -> Ints | None:

@@ -18,7 +18,7 @@ from rankfall.studies.diagnosis.diagnosis_result import (
     StageDiagnosis,
 )
 from rankfall.studies.diagnosis.segments import FunnelLists, agreement, cut_distance, find_segments, oracle
-from rankfall.studies.evaluate import Measuring, scores_of_run
+from rankfall.studies.evaluate import Measuring, scores_of_run, user_groups
 from rankfall.training.cascade_loaders import make_loader
 from rankfall.training.cascade_metrics import Resampler
 from rankfall.training.measured_lists import SHORT
@@ -64,7 +64,11 @@ def find(joint_recall: Estimate, stages: Sequence[StageDiagnosis], agreement: Se
 
 
 def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, last: bool) -> Iterator[Finding]:
-    gain = stage.oracle.gain
+    gain, cut, share = stage.oracle.gain, stage.cut, stage.recoverable.value
+    median = cut.rank_over_quota["50"]
+    is_beyond = cut.known_up_to is not None and median >= cut.known_up_to
+    depth = f"beyond {cut.known_up_to:g} times" if is_beyond else f"within {_times(median)} times"
+    later = "" if share >= USEFUL else f" Only {_percent(share)} of them would survive the later stages."
     if gain.value >= LEAST_STAKE:
         yield Finding(
             kind="stage",
@@ -72,7 +76,7 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, las
             text=f"{stage.stage} loses {_percent(stage.lost.value)} of the relevant items. If it were perfect and "
             f"nothing else changed, joint recall would be {stage.oracle.perfect.value:.3f} instead of "
             f"{joint_recall.value:.3f}. If all other stages were perfect, it would be "
-            f"{stage.oracle.others_perfect.value:.3f}. {_shallow(stage)}.{_later(stage)}",
+            f"{stage.oracle.others_perfect.value:.3f}. Half of the lost items are ranked {depth} its quota.{later}",
             at_stake=gain,
         )
     helpful = [one for one in stage.cut.larger_quotas if one.gain.low > 0 and one.gain.value >= LEAST_STAKE]
@@ -91,21 +95,6 @@ def _of_stage(joint_recall: Estimate, number: int, stage: StageDiagnosis, *, las
     for segment in [one for one in stage.segments if one.explained_by is None][:SEGMENTS]:
         if segment.at_stake.value >= LEAST_STAKE:
             yield Finding("segment", stage.stage, _segment(stage, segment), segment.at_stake)
-
-
-def _shallow(stage: StageDiagnosis) -> str:
-    """Return how far below the cut the lost items were."""
-    cut = stage.cut
-    median = cut.rank_over_quota["50"]
-    if cut.known_up_to is not None and median >= cut.known_up_to:
-        return f"Half of the lost items are ranked beyond {cut.known_up_to:g} times its quota"
-    return f"Half of the lost items are ranked within {_times(median)} times its quota"
-
-
-def _later(stage: StageDiagnosis) -> str:
-    """Return how little of the lost items would survive later stages, if it is little."""
-    share = stage.recoverable.value
-    return "" if share >= USEFUL else f" Only {_percent(share)} of them would survive the later stages."
 
 
 def _segment(stage: StageDiagnosis, segment: Segment) -> str:
@@ -216,13 +205,18 @@ def _shown(
     kept = np.flatnonzero((rank > 0) & (rank <= quota) & (weight == 0))
     kept = kept[rank[kept].argsort(kind="stable")][:KEPT_SHOWN]
     places = np.concatenate([lost, kept])
+
+    def logged(depth: int, rank: int) -> str:
+        name = known.log.spec.stage_names[depth]
+        return "not logged" if depth < 0 else name if rank < 0 else f"{name}, rank {rank}"
+
     requests = np.full(len(places), request)
     items = [
         ShownItem(
             item=item,
             relevance=float(scores.relevance[request, place]),
             rank=int(rank[place]),
-            logged=_logged(known, int(scores.depth[request, place]), int(scores.rank[request, place])),
+            logged=logged(int(scores.depth[request, place]), int(scores.rank[request, place])),
             attributes=attributes,
             at_least=censored is not None and int(rank[place]) > censored,  # no kept item is beyond the quota
         )
@@ -246,13 +240,6 @@ def _shown(
         lost=items[: len(lost)],
         kept_instead=items[len(lost) :],
     )
-
-
-def _logged(known: LogAttributes, depth: int, rank: int) -> str:
-    if depth < 0:
-        return "not logged"
-    name = known.log.spec.stage_names[depth]
-    return name if rank < 0 else f"{name}, rank {rank}"
 
 
 REACH = 4  # lists over all items hold this multiple of the quota of the first stage
@@ -318,7 +305,8 @@ def diagnose(
     on_step("reading attributes", next(numbers), steps)
     known = LogAttributes(log, lists, log.choose(config.data.train))
     attributes = list(known.attributes())
-    resampler = Resampler(known.user_groups())
+    groups = user_groups(log, scores)
+    resampler = Resampler(groups if groups is None else groups[lists.rows])
     perfect = [lists.perfect_order(stage) for stage in range(len(quotas))]
     (joint_recall,) = resampler.means([lists.recall(lists.arrived[-1])])
     stages = []
@@ -346,6 +334,19 @@ def diagnose(
         )
     neighbours = [agreement(lists, stage, resampler) for stage in range(len(quotas) - 1)]
     on_step("requests", next(numbers), steps)
+    notes = []
+    if without := len(scores) - len(lists):
+        notes.append(f"{without:,} of {len(scores):,} requests have no relevant item and are left out")
+    if known.users is None:
+        notes.append(
+            "The log has no categorical feature with the id of the user, so that activity of users is unknown and "
+            "intervals are over requests"
+        )
+    if not scores.complete:
+        notes.append(
+            "The lists hold the best items of the first stage and all relevant items, not all items: agreement of the "
+            "first two stages over all items is unknown"
+        )
     worse = [stage.segments for stage in stages]
     return Diagnosis(
         split=split,
@@ -356,7 +357,7 @@ def diagnose(
         stages=stages,
         agreement=neighbours,
         worst_requests=worst_requests(lists, worse, attributes, known, reach=reach or quotas[0]),
-        notes=list(_notes(scores, lists, known)),
+        notes=notes,
     )
 
 
@@ -372,21 +373,3 @@ def _unseen_items(config: CascadeConfig, log: ImpressionLog, first: StageDiagnos
         "taught it to drop: train with data.negatives=100, and measure with data.length=all."
     )
     return [Finding("negatives", first.stage, text, first.oracle.gain if config.data.length == "all" else None)]
-
-
-def _notes(scores: StageScores, lists: FunnelLists, known: LogAttributes) -> list[str]:
-    notes = []
-    without = len(scores) - len(lists)
-    if without:
-        notes.append(f"{without:,} of {len(scores):,} requests have no relevant item and are left out")
-    if known.users is None:
-        notes.append(
-            "The log has no categorical feature with the id of the user, so that activity of users is unknown and "
-            "intervals are over requests"
-        )
-    if not scores.complete:
-        notes.append(
-            "The lists hold the best items of the first stage and all relevant items, not all items: agreement of the "
-            "first two stages over all items is unknown"
-        )
-    return notes

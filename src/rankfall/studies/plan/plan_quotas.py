@@ -13,7 +13,7 @@ import torch
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall._lists import safe_divide
 from rankfall.storage.disk import make_directory
-from rankfall.studies.evaluate import Measuring, scores_of_run
+from rankfall.studies.evaluate import Measuring, scores_of_run, user_groups
 from rankfall.studies.plan.plan_result import (
     PLAN,
     ChosenQuotas,
@@ -33,7 +33,7 @@ from rankfall.studies.plan.quota_search import (
     search,
 )
 from rankfall.training.cascade_loaders import measuring_loader
-from rankfall.training.cascade_metrics import ListFigures, Resampler, user_feature, user_numbers
+from rankfall.training.cascade_metrics import ListFigures, Resampler
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import with_evaluation_overrides
 from rankfall.training.measured_lists import short_lists
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rankfall.data import ImpressionLog
+    from torch import Tensor
+
     from rankfall.studies.evaluate import StageScores
-    from rankfall.studies.plan.quota_search import Floats, Rows
+    from rankfall.studies.plan.quota_search import Floats
 
     OnStep = Callable[[str, int, int | None], None]  # name of the step, completed amount, total amount
 
@@ -193,7 +194,7 @@ def plan_quotas(
     metric: Metric = "joint_recall",
     grid: Mapping[str, Sequence[int]] | None = None,
     reach: int | None = None,
-    users: Rows | None = None,
+    users: Tensor | None = None,
     run: str = "",
     split: str = "test",
     on_step: OnStep = lambda step, done, total: None,
@@ -218,7 +219,20 @@ def plan_quotas(
             says what can be reached.
     """
     target = target or Target()
-    tried = _make_grid(scores, current, grid or {}, reach)
+    if len(scores.stages) < 2:
+        raise RankfallError(
+            "stages: found one stage, expected at least two; the quota of the last stage has no cost, so there is "
+            "nothing to plan"
+        )
+    longest = int(scores.mask.sum(1).max())
+    limit = longest if scores.complete else min(longest, reach or longest)
+    tried = make_grid(scores.stages, current, grid or {}, limit)
+    largest_first = max(tried[scores.stages[0]])
+    if not scores.complete and reach is not None and largest_first > reach:
+        raise RankfallError(
+            f"grid: found a quota of {scores.stages[0]} of {largest_first:,}, expected at most {reach:,}, the number "
+            "of items that the lists hold"
+        )
     combined = quota_tuples(tried)
     if not combined:
         shown = ", ".join(f"{stage}={','.join(map(str, quotas))}" for stage, quotas in tried.items())
@@ -244,13 +258,33 @@ def plan_quotas(
     def shown_quotas(place: int) -> str:
         return f"quotas {', '.join(map(str, choices[place]))} at {show_cost(cost[place], costs.unit)}"
 
-    chosen, reason = _choose(target, cost, value, now, metric, costs.unit, shown_quotas)
+    budget = float(cost[now]) if target.budget is None else target.budget
+    if target.value is not None:
+        found = cheapest_for_value(cost, value, target.value)
+        reason = f"cheapest quotas with {metric} of at least {target.value:g}"
+        if found is None:
+            largest = int(value.argmax())
+            raise RankfallError(
+                f"recall: found {target.value:g}, expected at most {value[largest]:.4f}, the largest {metric} of the "
+                f"grid, for {shown_quotas(largest)}"
+            )
+    else:
+        found = best_for_budget(cost, value, budget)
+        what = "the cost of the current quotas, " if target.budget is None else ""
+        reason = f"best {metric} for at most {what}{show_cost(budget, costs.unit)}"
+        if found is None:
+            least = pareto(cost, value)[0]
+            raise RankfallError(
+                f"budget: found {show_cost(budget, costs.unit)}, expected at least the cost of the cheapest quotas of "
+                f"the grid, {shown_quotas(least)}, which have {metric} {value[least]:.4f}"
+            )
+    chosen: int = found
     on_step("intervals", 0, None)
     front = pareto(cost, value)
     places = list(dict.fromkeys([*front, now, chosen]))
     values = search(scores, weight, [choices[place] for place in places], per_request=True).values[:, defined]
     # all rows have the same resamples, so that the interval of a difference is that of a paired comparison
-    resampler = Resampler(None if users is None else torch.from_numpy(users[defined]))
+    resampler = Resampler(None if users is None else users[torch.from_numpy(defined)])
     estimates = resampler.means(torch.from_numpy(values).unbind())
     points = {
         place: FrontPoint(
@@ -302,37 +336,6 @@ def plan_quotas(
     )
 
 
-def _choose(
-    target: Target,
-    cost: Floats,
-    value: Floats,
-    now: int,
-    metric: str,
-    unit: Unit,
-    shown_quotas: Callable[[int], str],
-) -> tuple[int, str]:
-    """Return the place of the best choice for a target, and the rule that chose it; `now` is that of the run."""
-    if target.value is not None:
-        place = cheapest_for_value(cost, value, target.value)
-        if place is None:
-            best = int(value.argmax())
-            raise RankfallError(
-                f"recall: found {target.value:g}, expected at most {value[best]:.4f}, the largest "
-                f"{metric} of the grid, for {shown_quotas(best)}"
-            )
-        return place, f"cheapest quotas with {metric} of at least {target.value:g}"
-    budget = float(cost[now]) if target.budget is None else target.budget
-    place = best_for_budget(cost, value, budget)
-    if place is None:
-        least = pareto(cost, value)[0]
-        raise RankfallError(
-            f"budget: found {show_cost(budget, unit)}, expected at least the cost of the cheapest quotas of "
-            f"the grid, {shown_quotas(least)}, which have {metric} {value[least]:.4f}"
-        )
-    what = "the cost of the current quotas, " if target.budget is None else ""
-    return place, f"best {metric} for at most {what}{show_cost(budget, unit)}"
-
-
 def weight_of(scores: StageScores, metric: Metric) -> Floats:
     """Return the weights ``(R, N)`` of items whose sum over the survivors is the metric; 0 where it is undefined.
 
@@ -349,26 +352,6 @@ def weight_of(scores: StageScores, metric: Metric) -> Floats:
             )
         weight *= scores.relevance
     return safe_divide(weight, weight.sum(1, keepdim=True)).numpy()
-
-
-def _make_grid(
-    scores: StageScores, current: Sequence[int], grid: Mapping[str, Sequence[int]], reach: int | None
-) -> dict[str, list[int]]:
-    """Return the quotas to try, for which the lists are exact."""
-    if len(scores.stages) < 2:
-        raise RankfallError(
-            "stages: found one stage, expected at least two; the quota of the last stage has no cost, so there is "
-            "nothing to plan"
-        )
-    longest = int(scores.mask.sum(1).max())
-    tried = make_grid(scores.stages, current, grid, longest if scores.complete else min(longest, reach or longest))
-    largest = max(tried[scores.stages[0]])
-    if not scores.complete and reach is not None and largest > reach:
-        raise RankfallError(
-            f"grid: found a quota of {scores.stages[0]} of {largest:,}, expected at most {reach:,}, the number of "
-            "items that the lists hold"
-        )
-    return tried
 
 
 def current_quotas(run_dir: Path, overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, int]:
@@ -441,7 +424,7 @@ def plan_run(
         metric=metric,
         grid=grid,
         reach=reach(config),
-        users=_users(log, scores),
+        users=user_groups(log, scores),
         run=run_dir.name,
         split=split,
         on_step=on_step,
@@ -462,15 +445,3 @@ def plan_run(
     make_directory(directory)
     result.save(directory / PLAN)
     return result
-
-
-def _users(log: ImpressionLog, scores: StageScores) -> Rows | None:
-    """Return a number for the user of each request, own numbers for unknown users; None if the log has no users."""
-    feature = user_feature(log.spec)
-    if feature is None:
-        return None
-    days, rows = np.array(scores.days), scores.rows.numpy()
-    ids = np.empty(len(scores), np.int64)
-    for day in dict.fromkeys(scores.days):
-        ids[days == day] = log.days[day].table()[f"user.{feature}"].to_numpy()[rows[days == day]]
-    return user_numbers(torch.from_numpy(ids)).numpy()

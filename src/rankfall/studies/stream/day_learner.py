@@ -33,6 +33,7 @@ from rankfall.data.impressions.log import Day, LogWatcher, open_day
 from rankfall.data.impressions.spec import Features
 from rankfall.storage.disk import make_directory, open_new
 from rankfall.storage.files import new_content, parse_json, replace_link, write_file
+from rankfall.training import run_directory as runs
 from rankfall.training.build import check_kept, check_quotas, with_depths
 from rankfall.training.cascade_loaders import measuring_loader, training_loader
 from rankfall.training.cascade_metrics import ground_truth, values_table
@@ -46,22 +47,6 @@ from rankfall.training.item_weights import PropensityWeights, item_weights
 from rankfall.training.loop import Loop, train_in
 from rankfall.training.measured_lists import means_of
 from rankfall.training.measured_lists import measure_cascade as measure
-from rankfall.training.run_directory import (
-    CONFIG,
-    DAYS,
-    LOG,
-    Step,
-    Stopped,
-    check_free,
-    check_same,
-    check_same_code,
-    check_same_data,
-    component_files,
-    own_code,
-    read_config,
-    read_json,
-    verify_run,
-)
 from rankfall.training.start_weights import grow_cascade, rows_of
 from rankfall.training.train_cascade import CascadeLearner, Epoch, build_objective
 
@@ -79,7 +64,6 @@ if TYPE_CHECKING:
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice, Progress
-    from rankfall.training.run_directory import TrainResult
 
     OnDay = Callable[[str], None]
 
@@ -108,7 +92,7 @@ def train_days(
     on_day: OnDay = lambda day: None,
     on_notice: OnNotice = warnings.warn,
     stop: Callable[[], int] = lambda: False,
-) -> TrainResult:
+) -> runs.TrainResult:
     """Measure and train on days one after the other, and leave a run directory.
 
     Args:
@@ -125,7 +109,7 @@ def train_days(
         on_notice: receives messages, for instance about damaged checkpoints.
         stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
     """
-    with own_code(config, trains=True):
+    with runs.own_code(config, trains=True):
         first_days = first_days or ItemFirstSeen()
         placement = placement_of(config.training)
         config = with_depths(config, log.spec.stage_names)
@@ -133,8 +117,8 @@ def train_days(
         log = replace(log, days={day: log.days[day] for day in days if day in log.days})
         _check_pool(config, log, days)
         built = build_objective(log, config)
-        check_free(out, force=False, resume=resume)
-        if resume and (out / CONFIG).is_file():
+        runs.check_free(out, force=False, resume=resume)
+        if resume and (out / runs.CONFIG).is_file():
             check_begun(config, out, log)
         else:
             present = [day for day in days if day in log.days]
@@ -146,33 +130,29 @@ def train_days(
             check_kept(built[0], training_loader(log, config, present, first_days=first_days))
         with seeded(config.training.seed, config.training.threads, placement.device):
             try:
-                rows = _first_rows(out, log, days, resume=resume)
+                # rows of embedding tables on the first day, with which a run is built before its tables grow
+                stored = runs.read_json(out / runs.LOG) if resume and (out / runs.LOG).is_file() else {}
+                rows = stored.get(_FIRST_ROWS) or log.as_of(next(iter(days))).features.tables
                 learner = _DayLearner(config, out, log, rows, days, first_days, built, on_notice)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-            loop = _DayLoop(
-                learner, config, out, days=days, weights=weights, on_day=on_day, progress=progress, stop=stop
-            )
+            loop = _DayLoop(learner, days, weights=weights, on_day=on_day, progress=progress, stop=stop)
             files = {
-                CONFIG: dump_absolute(config),
-                LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
-                **component_files(config),
+                runs.CONFIG: dump_absolute(config),
+                runs.LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
+                **runs.component_files(config),
             }
             return train_in(loop, files, resume=resume, on_notice=on_notice)
 
 
-def _first_rows(out: Path, log: ImpressionLog, days: Iterable[str], *, resume: bool) -> dict[str, int]:
-    """Return the rows of embedding tables on the first day, with which a run is built before its tables grow."""
-    stored = read_json(out / LOG).get(_FIRST_ROWS) if resume and (out / LOG).is_file() else None
-    return log.as_of(next(iter(days))).features.tables if stored is None else stored
-
-
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
     """Raise if a run was started with a different configuration, or with a log that is encoded differently."""
-    if (out / CONFIG).is_file():
-        before = read_config(out)
-        check_same_code(out, config)
-        check_same(out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names)))
+    if (out / runs.CONFIG).is_file():
+        before = runs.read_config(out)
+        runs.check_same_code(out, config)
+        runs.check_same(
+            out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names))
+        )
         _check_log(out, log)
 
 
@@ -198,12 +178,12 @@ def _resumable_settings(config: TrainConfig) -> dict[str, Any]:
 
 def values_file(run: Path, day: str) -> Path:
     """Return the file of a run with the metrics of a day's impressions."""
-    return run / DAYS / f"{day}.parquet"
+    return run / runs.DAYS / f"{day}.parquet"
 
 
 def weights_file(run: Path, day: str) -> Path:
     """Return the file of a run with the weights after a day."""
-    return run / DAYS / f"{day}.safetensors"
+    return run / runs.DAYS / f"{day}.safetensors"
 
 
 # --- one day at a time --------------------------------------------------------------------------------------------
@@ -259,24 +239,19 @@ class _OneDay:
         if self.has_chosen(epoch):
             return
         self._number, self._loader = epoch, None
-        self._check_day()
+        try:
+            (listed,) = self._log.choose([self.day])
+            day = open_day(listed.path, self.day)
+        except ValueError as error:
+            raise ConfigError(f"data.{error}") from None
+        if any(found.manifest.get("sha256") != self._checksums[self.day] for found in (listed, day)):
+            raise ConfigError(f"data.path: {day.path} has changed since the stream accepted it")
         log = self._log.limited_to(self.rows)
         self._loader = training_loader(
             log, self._config, [self.day], first_days=self._first_days, pin_memory=self._pin_memory
         )
         if self._state.get("day") == self.day:
             self._loader.load_state_dict(self._state["loader"])
-
-    def _check_day(self) -> None:
-        """Raise if the day has changed since the stream accepted it."""
-        try:
-            (listed,) = self._log.choose([self.day])
-            day = open_day(listed.path, self.day)
-        except ValueError as error:
-            raise ConfigError(f"data.{error}") from None
-        for found in (listed, day):
-            if found.manifest.get("sha256") != self._checksums[self.day]:
-                raise ConfigError(f"data.path: {day.path} has changed since the stream accepted it")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the day and the position in it."""
@@ -310,7 +285,8 @@ class _DayLearner(CascadeLearner):
         super().__init__(config, out, log.limited_to(rows), ALONE, built, on_notice)
         self.log, self._first_days = log, first_days  # the whole log, not that of the first day
         self.loader = _OneDay(log, config, days, first_days, pin_memory=self.placement.pins)
-        self.batches = _batches(log, config, days) if has_schedule(config.objective.options) else 0
+        sizes = map(len, log.choose(days)) if has_schedule(config.objective.options) else ()
+        self.batches = sum(-(-size // config.training.batch) for size in sizes)
         self.measured: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         self.lists = {LENGTH: 0.0, RELEVANT: 0.0}  # means of the measured day
 
@@ -369,10 +345,6 @@ class _DayLearner(CascadeLearner):
         return values_table(requests, *self.measured).replace_schema_metadata(described)
 
 
-def _batches(log: ImpressionLog, config: CascadeConfig, days: Iterable[str]) -> int:
-    return sum(-(-len(day) // config.training.batch) for day in log.choose(days))
-
-
 class _DayLoop(Loop["Impressions"]):
     """A training loop whose epochs are days, and which can be continued with more days."""
 
@@ -380,24 +352,15 @@ class _DayLoop(Loop["Impressions"]):
     learner: _DayLearner
 
     def __init__(
-        self,
-        learner: _DayLearner,
-        config: CascadeConfig,
-        out: Path,
-        *,
-        days: Mapping[str, str],
-        weights: bool,
-        on_day: OnDay,
-        progress: Progress,
-        stop: Callable[[], int],
+        self, learner: _DayLearner, days: Mapping[str, str], *, weights: bool, on_day: OnDay, **callbacks: Any
     ) -> None:
         data = {f"day {day}": found for day, found in days.items()}
-        super().__init__(learner, config, out, data=data, progress=progress, stop=stop)
+        super().__init__(learner, learner.config, learner.out, data=data, **callbacks)
         self.epochs = len(days)
         self._days, self._weights, self._on_day = list(days), weights, on_day
-        self._config = _resumable_settings(config)
+        self._config = _resumable_settings(learner.config)
 
-    def run(self) -> TrainResult:
+    def run(self) -> runs.TrainResult:
         """Finish the last day, then train on the remaining days."""
         place = self.position
         if place.lines and not place.batch:  # otherwise the next day has begun, and the last one was finished
@@ -416,7 +379,7 @@ class _DayLoop(Loop["Impressions"]):
         place.validation = {}
         if place.epoch == 1:  # there are no weights before the first day
             return
-        self.progress(Step(place.epoch, self.epochs, 0, len(self.learner.loader), {}, {}, 0.0))
+        self.progress(runs.Step(place.epoch, self.epochs, 0, len(self.learner.loader), {}, {}, 0.0))
         place.validation = self.learner.validate(self._pause)
         self._lap()
         with self.writing():
@@ -428,7 +391,7 @@ class _DayLoop(Loop["Impressions"]):
     def _pause(self, count: int) -> None:
         """Stop between two measured batches; the day is measured again when the run continues."""
         if self.stop():
-            raise Stopped(self._stopped())
+            raise runs.Stopped(self._stopped())
 
     def _check_trained(self) -> None:
         """Warn of a day that trained nothing, or a stage not at all. It is an error if no day trained that stage."""
@@ -450,15 +413,13 @@ class _DayLoop(Loop["Impressions"]):
         """Write the weights after a day, and call `on_day`, which does not change random numbers of the run."""
         if self._weights:
             with self.writing():
-                self._keep_weights(weights_file(self.out, day))
+                file = weights_file(self.out, day)
+                make_directory(file.parent)
+                self.learner.save(file, self.position)
+                replace_link(file.with_name(LATEST), file.name)
         with torch.random.fork_rng(devices=[]):
             self._on_day(day)
         self._lap_began = time.perf_counter()  # the callback does not count as training time
-
-    def _keep_weights(self, file: Path) -> None:
-        make_directory(file.parent)
-        self.learner.save(file, self.position)
-        replace_link(file.with_name(LATEST), file.name)
 
     def _check_data(self, state: State) -> None:
         """Raise if a checkpoint was trained on other days; additional days are allowed."""
@@ -476,7 +437,7 @@ class _DayLoop(Loop["Impressions"]):
             if before != day:
                 raise ConfigError(f"data.days: {self.out} was trained on {before} where the stream now has {day}")
         names = [f"day {day}" for day in begun]
-        check_same_data(self.out, *({name: data[name] for name in names} for data in (state["data"], self._data)))
+        runs.check_same_data(self.out, *({name: data[name] for name in names} for data in (state["data"], self._data)))
         if has_schedule(self.learner.config.objective.options) and len(state["data"]) != len(self._data):
             raise ConfigError(
                 f"objective: a temperature follows a schedule over the {len(state['data'])} days with which {self.out} "
@@ -499,10 +460,10 @@ class _DayLoop(Loop["Impressions"]):
 
 def _check_log(run: Path, log: ImpressionLog) -> None:
     """Raise if ids or numbers of a log differ in meaning from those that the run was started with."""
-    if (run / LOG).is_file():
-        verify_run(run, LOG)
+    if (run / runs.LOG).is_file():
+        runs.verify_run(run, runs.LOG)
     try:
-        trained = parse_json((run / LOG).read_text())
+        trained = parse_json((run / runs.LOG).read_text())
     except (FileNotFoundError, ValueError):
         return  # the run was killed before it trained
     now = log.features.tables
@@ -550,7 +511,7 @@ class DayLedger:
     def load(self) -> None:
         """Read the days that an earlier process recorded."""
         if self._file.is_file():
-            self.recorded = read_json(self._file)
+            self.recorded = runs.read_json(self._file)
 
     def open_log(self) -> ImpressionLog:
         """Open the log with its present days."""
@@ -582,7 +543,7 @@ class DayLedger:
             while time.monotonic() < until:
                 if stop():
                     last = list(self.recorded)[-1]
-                    raise Stopped(f"stopped after {last}; the same command with --resume continues")
+                    raise runs.Stopped(f"stopped after {last}; the same command with --resume continues")
                 time.sleep(min(_STOP_INTERVAL, max(0.0, until - time.monotonic())))
             log = self.open_log()
             if self.record(log):
@@ -590,8 +551,11 @@ class DayLedger:
 
     def new_days(self, log: ImpressionLog) -> list[Day]:
         """Return the days of a log that belong to the stream and are not recorded yet."""
+        # with recorded days that the log no longer has, so that a range may begin with one of them
+        recorded = {name: Day(name, log.path / "days" / name, about) for name, about in self.recorded.items()}
+        days = sorted((recorded | log.days).values(), key=lambda day: day.manifest["first_time"])
         try:
-            chosen = self._with_recorded(log).choose(self._chosen)
+            chosen = replace(log, days={day.name: day for day in days}).choose(self._chosen)
         except ValueError as error:
             raise ConfigError(f"data.{error}") from None
         for day, after in pairwise(chosen):
@@ -600,26 +564,17 @@ class DayLedger:
                     f"data.days: found {day.name} before {after.name}, which is older; expected days in order of time, "
                     "in which a stream trains on them"
                 )
-        return [day for day in chosen if not self._is_recorded(day) and not self._is_late(day)]
-
-    def _with_recorded(self, log: ImpressionLog) -> ImpressionLog:
-        """Return the log with recorded days that it no longer has, so that a range may begin with one of them."""
-        recorded = {name: Day(name, log.path / "days" / name, about) for name, about in self.recorded.items()}
-        days = sorted((recorded | log.days).values(), key=lambda day: day.manifest["first_time"])
-        return replace(log, days={day.name: day for day in days})
-
-    def _is_recorded(self, day: Day) -> bool:
-        recorded = self.recorded.get(day.name)
-        if recorded is not None and recorded["sha256"] != day.manifest["sha256"]:
-            self._notice_once(f"{day.path} has changed since the stream accepted it; no day is trained on twice")
-        return recorded is not None
-
-    def _is_late(self, day: Day) -> bool:
-        """Whether a day is older than a recorded one, and is left out."""
-        newer = [name for name, known in self.recorded.items() if known["first_time"] > day.manifest["first_time"]]
-        if newer:
-            self._notice_once(f"{day.name} arrived after {newer[-1]}, which is newer, and is left out")
-        return bool(newer)
+        new = []
+        for day in chosen:
+            known = self.recorded.get(day.name)
+            newer = [name for name, one in self.recorded.items() if one["first_time"] > day.manifest["first_time"]]
+            if known is None and newer:
+                self._notice_once(f"{day.name} arrived after {newer[-1]}, which is newer, and is left out")
+            elif known is None:
+                new.append(day)
+            elif known["sha256"] != day.manifest["sha256"]:
+                self._notice_once(f"{day.path} has changed since the stream accepted it; no day is trained on twice")
+        return new
 
     def _notice_once(self, text: str) -> None:
         if text not in self._noticed:

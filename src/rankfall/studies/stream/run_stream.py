@@ -15,6 +15,7 @@ Every method with a seed is a run (`day_learner`). All runs use the same days in
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,20 +43,12 @@ from rankfall.studies.stream.day_learner import (
 )
 from rankfall.studies.stream.stream_config import RUNS, make_runs, scheduled
 from rankfall.studies.workers import Failure, run_tasks
+from rankfall.training import run_directory
 from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import CHANCE
 from rankfall.training.config.component_checks import higher_is_better, with_value
 from rankfall.training.config.load_config import dump_absolute
 from rankfall.training.measured_lists import fit_warning, short_lists
-from rankfall.training.run_directory import (
-    REPORT,
-    EnvironmentFailure,
-    Stopped,
-    is_finished,
-    read_lines,
-    read_result,
-    verify_run,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,10 +58,9 @@ if TYPE_CHECKING:
     from rankfall.data import ImpressionLog
     from rankfall.studies.results import MethodTest, MetricSummary, Verdict
     from rankfall.studies.stream.stream_config import StreamConfig, StreamRun
-    from rankfall.training.run_directory import Step
 
     Directories = Mapping[str, Sequence[Path]]  # run directories of each method, one per seed
-    OnStep = Callable[[StreamRun, Step], None]
+    OnStep = Callable[[StreamRun, run_directory.Step], None]
     OnDay = Callable[[StreamRun, ImpressionLog, Sequence[str], str], str | None]
     OnNotice = Callable[[str], None]
 
@@ -94,7 +86,9 @@ def summarise_day(day: str, directories: Directories, metrics: Sequence[str]) ->
         tests += summary.tests
         verdicts += summary.verdicts
     found = [MethodResult(name, of) for name, of in summaries.items()]
-    return DayResult(day, impressions, found, tests, verdicts, **_lists(day, directories, methods))
+    metadata = (pq.read_schema(values_file(directories[methods[0]][0], day)).metadata or {}) if methods else {}
+    lists = {name: float(metadata[name.encode()]) for name in (LENGTH, RELEVANT) if name.encode() in metadata}
+    return DayResult(day, impressions, found, tests, verdicts, **lists)
 
 
 def changed_task(days: Sequence[DayResult], metric: str) -> list[str]:
@@ -112,14 +106,6 @@ def changed_task(days: Sequence[DayResult], metric: str) -> list[str]:
     return warnings
 
 
-def _lists(day: str, directories: Directories, methods: Sequence[str]) -> dict[str, float]:
-    """Return the mean length and the mean number of relevant items of the lists of a day, if its file has them."""
-    if not methods:
-        return {}
-    metadata = pq.read_schema(values_file(directories[methods[0]][0], day)).metadata or {}
-    return {name: float(metadata[name.encode()]) for name in (LENGTH, RELEVANT) if name.encode() in metadata}
-
-
 def summarise_days(days: Sequence[DayResult], directories: Directories, metrics: Sequence[str]) -> tuple[str, Summary]:
     """Summarise all days for the methods that have measured all of them, with the day as the unit.
 
@@ -134,14 +120,12 @@ def summarise_days(days: Sequence[DayResult], directories: Directories, metrics:
     if len(used) == 1:
         return "impressions", Summary(used[0].methods, used[0].tests, used[0].verdicts)
 
-    def over_days(metric: str, method: str) -> Tensor:
-        return torch.tensor([summaries[entry.day, method][metric].values for entry in used], dtype=torch.double).T
+    def over_days(metric: str, method: str, what: str) -> Tensor:
+        found = [getattr(summaries[entry.day, method][metric], what) for entry in used]
+        return torch.tensor(found, dtype=torch.double).t()
 
-    def chance_over_days(metric: str) -> Tensor:
-        return torch.tensor([summaries[entry.day, complete[0]][metric].chance for entry in used], dtype=torch.double)
-
-    values = {metric: {method: over_days(metric, method) for method in complete} for metric in metrics}
-    return "days", _summarise(values, {metric: chance_over_days(metric) for metric in metrics})
+    values = {metric: {method: over_days(metric, method, "values") for method in complete} for metric in metrics}
+    return "days", _summarise(values, {metric: over_days(metric, complete[0], "chance") for metric in metrics})
 
 
 def measured_methods(day: str, directories: Directories) -> list[str]:
@@ -171,7 +155,7 @@ def _summarise(values: Mapping[str, Mapping[str, Tensor]], chance: Mapping[str, 
 def _values(day: str, runs: Sequence[Path], column: str) -> Tensor:
     """Return a column of the values of a day, one row per run."""
     for run in runs:
-        verify_run(run, values_file(run, day).relative_to(run).as_posix())
+        run_directory.verify_run(run, values_file(run, day).relative_to(run).as_posix())
     # not pq.read_table: it takes a dot in a name, such as that of a file, for a nested column
     columns = [pq.ParquetFile(values_file(run, day)).read(columns=[column])[column].to_numpy() for run in runs]
     return torch.from_numpy(np.stack(columns).astype(np.float64))
@@ -228,14 +212,17 @@ def stream_methods(
     with locked(out / LOCK, busy=f"out: another stream is working in {out}"):
         log = work.open(resume=resume, force=force)  # again, as another stream may have changed the directory
         if force:
-            _clear(out)
+            for name in (RUNS, BUNDLES):
+                delete_tree(out / name, missing_ok=True)
+            for name in (LEDGER, STREAM, TABLES, run_directory.REPORT, "stream.png", "stream.svg", STREAM_CONFIG):
+                delete(out / name, missing_ok=True)
         write_file(out / STREAM_CONFIG, dump_absolute(config))
         work.ledger.record(log)
         while True:
             on_days(list(work.ledger.days))
             try:
                 work.advance(log)
-            except Stopped:
+            except run_directory.Stopped:
                 on_result(work.write_result())
                 raise
             result = work.write_result()
@@ -315,7 +302,11 @@ class _Stream:
             on_day = self.on_day if run.seed == self.config.seeds[0] else None
             if run.directory in self.failed:
                 continue
-            if on_day is None and is_finished(run.directory) and read_result(run.directory).epochs == len(days):
+            if (
+                on_day is None
+                and run_directory.is_finished(run.directory)
+                and run_directory.read_result(run.directory).epochs == len(days)
+            ):
                 self.on_run(run)
             else:  # `on_day` may not have been called for the last day
                 todo.append(_Task(run, log, days, self.follows or on_day is not None, on_day))
@@ -326,17 +317,18 @@ class _Stream:
     def _perform(self, tasks: Sequence[_Task]) -> Iterator[tuple[_Task, list[str] | Failure]]:
         if self.jobs > 1:  # callbacks cannot be pickled
             return run_tasks(perform, tasks, jobs=self.jobs)
-        return run_tasks(self._perform_here, tasks, passed_on=(Stopped, EnvironmentFailure))
 
-    def _perform_here(self, task: _Task) -> list[str]:
-        run = task.run
-        return perform(
-            task,
-            on_notice=lambda text: self.on_notice(f"{run.method}, seed {run.seed}: {text}"),
-            first_days=self._first_days,
-            progress=partial(self.on_step, run),
-            stop=self.stop,
-        )
+        def here(task: _Task) -> list[str]:
+            run = task.run
+            return perform(
+                task,
+                on_notice=lambda text: self.on_notice(f"{run.method}, seed {run.seed}: {text}"),
+                first_days=self._first_days,
+                progress=partial(self.on_step, run),
+                stop=self.stop,
+            )
+
+        return run_tasks(here, tasks, passed_on=(run_directory.Stopped, run_directory.EnvironmentFailure))
 
     def _note(self, run: StreamRun, outcome: list[str] | Failure) -> None:
         failure = partial(RunFailure, run.method, f"seed {run.seed}")
@@ -359,7 +351,11 @@ class _Stream:
         names = list(dict.fromkeys(run.method for run in self.runs))
         directories = {name: [run.directory for run in self.runs if run.method == name] for name in names}
         config, runs = self.runs[0].config, [self._summary(run) for run in self.runs]
-        days, known = list(self.ledger.days), self._known_days()
+        days = list(self.ledger.days)
+        known: dict[str, DayResult] = {}  # summaries of days in an earlier result with the same seeds
+        with suppress(FileNotFoundError, ResultError):
+            earlier = StreamResult.load(self.out / STREAM)
+            known = {entry.day: entry for entry in earlier.days} if earlier.seeds == self.config.seeds else {}
         entries: list[DayResult] = []
         metrics = measured_metrics(days[1:], directories, config.metrics)
         for day in days[1:]:
@@ -406,16 +402,8 @@ class _Stream:
         present = [day for day in measured if day in log.days]  # each was measured before the model learned from it
         return [*changed, *filter(None, [short_lists(loader), fit_warning(log, present, [])])]
 
-    def _known_days(self) -> dict[str, DayResult]:
-        """Return the summaries of days in an earlier result with the same seeds."""
-        try:
-            before = StreamResult.load(self.out / STREAM)
-        except (FileNotFoundError, ResultError):
-            return {}
-        return {entry.day: entry for entry in before.days} if before.seeds == self.config.seeds else {}
-
     def _summary(self, run: StreamRun) -> StreamRunSummary:
-        lines = read_lines(run.directory)
+        lines = run_directory.read_lines(run.directory)
         return StreamRunSummary(
             method=run.method,
             seed=run.seed,
@@ -477,11 +465,3 @@ def _check_free(out: Path, *, resume: bool, force: bool) -> None:
             f"{out} holds a stream already; name another directory, continue it with --resume, or replace it with "
             "--force"
         )
-
-
-def _clear(out: Path) -> None:
-    """Delete the files of an earlier stream."""
-    for name in (RUNS, BUNDLES):
-        delete_tree(out / name, missing_ok=True)
-    for name in (LEDGER, STREAM, TABLES, REPORT, "stream.png", "stream.svg", STREAM_CONFIG):
-        delete(out / name, missing_ok=True)

@@ -29,42 +29,8 @@ from rankfall._config import MAX_COUNT, OptionError, Section, shown
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry import metric_names
 from rankfall.registry.references import absolute_references, split_cutoffs
-from rankfall.training.config.component_checks import (
-    JOINT,
-    JOINT_VALUE,
-    PUBLISHED_NDCG,
-    RESERVED,
-    VALUE_NDCG,
-    absolute_metric,
-    check_component,
-    check_metric,
-    check_model,
-    component_name,
-    higher_is_better,
-    imports_allowed,
-    list_metric,
-    measures,
-    split_stage,
-    validate_model,
-)
-from rankfall.training.config.sections import (
-    Compile,
-    ComponentSection,
-    Count,
-    DeviceName,
-    Kept,
-    MLflowConfig,
-    Names,
-    OptimizerConfig,
-    Patience,
-    Precision,
-    Role,
-    Seconds,
-    Seed,
-    Threads,
-    TrackerNames,
-    with_preset,
-)
+from rankfall.training.config import component_checks as checks
+from rankfall.training.config import sections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +38,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     ObjectiveName = str
 else:  # a type checker accepts only types that are written out
-    ObjectiveName = component_name("objective")
+    ObjectiveName = checks.component_name("objective")
 
 
 def _check_list_length(value: object) -> object:
@@ -83,7 +49,7 @@ def _check_list_length(value: object) -> object:
     )
 
 
-Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
+Length = Annotated[sections.Count | Literal["all"], BeforeValidator(_check_list_length)]
 
 
 def _check_depth(value: int | str | None) -> int | str | None:
@@ -96,9 +62,9 @@ class LogConfig(Section):
     """Impression log: its directory, and the days for training, validation and testing."""
 
     path: str = Field(description="Directory made by 'rankfall simulate' or 'rankfall prepare'.")
-    train: Names = Field(min_length=1, description="Days, or ranges FIRST..LAST, to train on in this order.")
-    valid: Names = Field(min_length=1, description="Days for early stopping and for choosing settings.")
-    test: Names = Field(default=[], description="Days for the final evaluation only.")
+    train: sections.Names = Field(min_length=1, description="Days, or ranges FIRST..LAST, to train on in this order.")
+    valid: sections.Names = Field(min_length=1, description="Days for early stopping and for choosing settings.")
+    test: sections.Names = Field(default=[], description="Days for the final evaluation only.")
     negatives: int = Field(default=0, ge=0, le=MAX_COUNT, description="Random items added to every training list.")
     negatives_from: Literal["items", "batch"] = Field(
         default="items",
@@ -135,7 +101,7 @@ class LogConfig(Section):
             raise RankfallError("length_from: found 'batch' with length 'all', which takes every item and draws none")
         return self
 
-    def days(self, role: Role) -> list[str]:
+    def days(self, role: sections.Role) -> list[str]:
         """Return the names and ranges of days for one use."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[role]
 
@@ -144,7 +110,7 @@ class StageConfig(Section):
     """Stage of a cascade: a model and the number of items it keeps."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the stage in tables and metrics.")
-    quota: Count = Field(description="Number of items that the stage keeps.")
+    quota: sections.Count = Field(description="Number of items that the stage keeps.")
     model: dict[str, Any] = Field(
         description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
         "model, or preset and the options that differ."
@@ -158,7 +124,7 @@ class StageConfig(Section):
     @model_validator(mode="after")
     def _check_model(self) -> Self:
         try:
-            check_model(self.model)
+            checks.check_model(self.model)
         except OptionError as error:
             raise error.inside("model") from None
         return self
@@ -166,10 +132,10 @@ class StageConfig(Section):
     @field_validator("model")
     @classmethod
     def _replace_preset(cls, model: dict[str, Any]) -> dict[str, Any]:
-        return with_preset(absolute_references(model), embedded=True)
+        return sections.with_preset(absolute_references(model), embedded=True)
 
 
-class ObjectiveConfig(ComponentSection):
+class ObjectiveConfig(sections.ComponentSection):
     """Name of an objective, and its options as further keys. The stages supply quotas and their own number.
 
     A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training run.
@@ -187,7 +153,7 @@ class ObjectiveConfig(ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_component("objective", self.name, self.options)
+        checks.check_component("objective", self.name, self.options)
         return self
 
 
@@ -195,20 +161,20 @@ _METRICS = "joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, o
 
 
 def _is_cascade_metric(name: str) -> str:
-    if name not in (JOINT, JOINT_VALUE) and "/" not in name:
+    if name not in (checks.JOINT, checks.JOINT_VALUE) and "/" not in name:
         raise ValueError(f"found {name!r}, expected {_METRICS}")
-    return absolute_metric(name)
+    return checks.absolute_metric(name)
 
 
 def _is_stage_metric(name: str) -> str:
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    metric_names.check_word(name, (PUBLISHED_NDCG, VALUE_NDCG))
-    word, listed = split_cutoffs(name)[0], list_metric(name)
+    metric_names.check_word(name, (checks.PUBLISHED_NDCG, checks.VALUE_NDCG))
+    word, listed = split_cutoffs(name)[0], checks.list_metric(name)
     try:
-        checked = check_metric(listed)
+        checked = checks.check_metric(listed)
     except ValueError as error:  # names the metric of lists that is applied
-        raise ValueError(str(error).replace(list_metric(word), word)) from None
+        raise ValueError(str(error).replace(checks.list_metric(word), word)) from None
     return checked if listed == name else name
 
 
@@ -263,7 +229,7 @@ def _weight_of(value: object) -> object:
 
 
 def _is_feedback(name: str) -> str:
-    if name.partition("@")[0] in RESERVED or "/" in name:
+    if name.partition("@")[0] in checks.RESERVED or "/" in name:
         raise RankfallError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
     return name
 
@@ -273,7 +239,7 @@ Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
 """How the survival of feedback is measured, by its name."""
 
 
-class CascadeOptimizerConfig(OptimizerConfig):
+class CascadeOptimizerConfig(sections.OptimizerConfig):
     """Optimizer and its options, with the default learning rate of the papers on cascades."""
 
     lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
@@ -286,10 +252,10 @@ def _absolute(path: str) -> str:
 class CascadeTrainingConfig(Section):
     """Epochs, batch size, early stopping and checkpoints."""
 
-    epochs: Count = Field(default=1, description="Passes over the training days.")
-    batch: Count = Field(default=1024, description="Impressions per batch.")
-    patience: Patience = None
-    validate_every: Count = Field(
+    epochs: sections.Count = Field(default=1, description="Passes over the training days.")
+    batch: sections.Count = Field(default=1024, description="Impressions per batch.")
+    patience: sections.Patience = None
+    validate_every: sections.Count = Field(
         default=1,
         description="Epochs between validations. The last epoch is always validated. Only weights of validated epochs "
         "can become the best ones.",
@@ -297,26 +263,26 @@ class CascadeTrainingConfig(Section):
     metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
         default="joint_recall", description="Metric of early stopping and of the best checkpoint."
     )
-    seed: Seed = 0
-    threads: Threads = 1
-    device: DeviceName = "auto"
-    precision: Precision = "float32"
-    compile: Compile = False
+    seed: sections.Seed = 0
+    threads: sections.Threads = 1
+    device: sections.DeviceName = "auto"
+    precision: sections.Precision = "float32"
+    compile: sections.Compile = False
     start_from: Annotated[str, AfterValidator(_absolute)] | None = Field(
         default=None, description="Directory of a run with the same models, whose best weights training starts from."
     )
-    window: Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
-    checkpoint_every: Seconds = 300.0
-    keep: Kept = 2
-    track: TrackerNames = Field(default=[])
-    mlflow: MLflowConfig = MLflowConfig()
+    window: sections.Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
+    checkpoint_every: sections.Seconds = 300.0
+    keep: sections.Kept = 2
+    track: sections.TrackerNames = Field(default=[])
+    mlflow: sections.MLflowConfig = sections.MLflowConfig()
 
 
 class CascadeConfig(Section):
     """Configuration of a training run of a cascade."""
 
     data: LogConfig
-    relevant: Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
+    relevant: sections.Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
     stages: list[StageConfig] = Field(min_length=1, description="Stages in the order of the cascade.")
     share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
     objective: ObjectiveConfig
@@ -362,13 +328,13 @@ class CascadeConfig(Section):
 
     def _check_metric(self, names: list[str]) -> None:
         metric = self.training.metric
-        if metric in (JOINT, JOINT_VALUE, *self.metrics):
-            if imports_allowed() and not higher_is_better(metric):
+        if metric in (checks.JOINT, checks.JOINT_VALUE, *self.metrics):
+            if checks.imports_allowed() and not checks.higher_is_better(metric):
                 raise ValueError(f"training.metric: found {metric!r}, expected {_METRICS}")
             return
-        if split_stage(metric)[0] not in (*names, "joint"):
+        if checks.split_stage(metric)[0] not in (*names, "joint"):
             raise RankfallError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        everywhere = measures(names, self.stage_metrics, self.feedback)
+        everywhere = checks.measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
             raise RankfallError(
                 f"training.metric: found {metric!r}, which is not measured with data.length all, because later stages "
@@ -385,7 +351,7 @@ class CascadeConfig(Section):
     def metrics(self) -> list[str]:
         """The metrics of the evaluation that every log has."""
         names = [stage.name for stage in self.stages]
-        return measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
+        return checks.measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:
@@ -398,4 +364,4 @@ def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> Ca
     Raises:
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
-    return validate_model(CascadeConfig, content, where)
+    return checks.validate_model(CascadeConfig, content, where)

@@ -21,6 +21,7 @@ from rankfall import registry
 from rankfall._config import KIND, OptionError, Section
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.option_types import Activation, Init, Share
+from rankfall.training.config import sections
 from rankfall.training.config.component_checks import (
     check_component,
     check_metric,
@@ -28,26 +29,6 @@ from rankfall.training.config.component_checks import (
     component_name,
     like_reference,
     validate_model,
-)
-from rankfall.training.config.sections import (
-    PRESETS,
-    Compile,
-    ComponentSection,
-    Count,
-    DeviceName,
-    Kept,
-    MLflowConfig,
-    Names,
-    OptimizerConfig,
-    Patience,
-    Precision,
-    Role,
-    Seconds,
-    Seed,
-    Threads,
-    TrackerNames,
-    as_list,
-    with_preset,
 )
 
 if TYPE_CHECKING:
@@ -64,9 +45,9 @@ class DataConfig(Section):
     """Prepared lists: their directory, and the splits for training, validation and testing."""
 
     path: str = Field(description="Directory made by 'rankfall prepare'.")
-    train: Names = Field(min_length=1, description="Splits to train on.")
-    valid: Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
-    test: Names = Field(default=[], description="Splits for the final evaluation only.")
+    train: sections.Names = Field(min_length=1, description="Splits to train on.")
+    valid: sections.Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
+    test: sections.Names = Field(default=[], description="Splits for the final evaluation only.")
     standardise: bool = Field(
         default=True, description="Scale features to mean 0 and variance 1, as in the training splits."
     )
@@ -81,7 +62,7 @@ class DataConfig(Section):
                 raise RankfallError(f"split {name!r} is in {' and in '.join(roles)}; a split has one use")
         return self
 
-    def splits(self, role: Role) -> list[str]:
+    def splits(self, role: sections.Role) -> list[str]:
         """Return the names of the splits for one use."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[role]
 
@@ -93,7 +74,10 @@ class LinearConfig(Section):
 
 
 def _describe_preset(schema: dict[str, Any]) -> None:
-    schema["properties"]["preset"] = {"enum": list(PRESETS), "description": "Network of a paper, as the other options."}
+    schema["properties"]["preset"] = {
+        "enum": list(sections.PRESETS),
+        "description": "Network of a paper, as the other options.",
+    }
 
 
 class MLPConfig(Section):
@@ -102,7 +86,7 @@ class MLPConfig(Section):
     model_config = ConfigDict(json_schema_extra=_describe_preset)  # no field: it is replaced before validation
 
     kind: Literal["mlp"] = "mlp"
-    hidden: list[Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
+    hidden: list[sections.Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
     activation: Activation = Field(default="relu", description="Activation of the hidden layers.")
     batch_norm: bool = Field(default=True, description="Normalise each layer over the real documents of a batch.")
     norm_momentum: float = Field(
@@ -111,7 +95,7 @@ class MLPConfig(Section):
         le=1,
         description="Weight of a batch in running statistics: 0.001 is TensorFlow's momentum 0.999.",
     )
-    dropout: Annotated[list[Share], BeforeValidator(as_list)] = Field(
+    dropout: Annotated[list[Share], BeforeValidator(sections.as_list)] = Field(
         default=[0.0], description="Dropout rate of all hidden layers, or a list with one rate per layer."
     )
     residual: bool = Field(default=False, description="Add a layer's input to its output where widths match.")
@@ -127,7 +111,7 @@ class MLPConfig(Section):
         return self
 
 
-class OwnModelConfig(ComponentSection):
+class OwnModelConfig(sections.ComponentSection):
     """Model of a user by its registered name or reference, and its options as further keys."""
 
     kind: str = Field(description="A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
@@ -149,7 +133,7 @@ def _read_model(value: object) -> object:
     if kind not in _BUILT_IN and not (registry.is_own("model", kind)):
         hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
-    return with_preset(value, embedded=False)
+    return sections.with_preset(value, embedded=False)
 
 
 def _model_kind(value: object) -> str:
@@ -166,7 +150,7 @@ ModelConfig = Annotated[
 ]
 
 
-class LossConfig(ComponentSection):
+class LossConfig(sections.ComponentSection):
     """Name of a loss function, and its options as further keys.
 
     The options `sort` and `topk` take an operator's name, or its name and options: ``{name: soft_sort, power: 2}``.
@@ -186,22 +170,22 @@ MetricName = Annotated[str, AfterValidator(check_metric)]
 class TrainingConfig(Section):
     """Epochs, batch size, early stopping and checkpoints."""
 
-    epochs: Count = Field(default=30, description="Largest number of passes over the training lists.")
-    batch: Count = Field(default=64, description="Lists per batch.")
-    patience: Patience = 5
+    epochs: sections.Count = Field(default=30, description="Largest number of passes over the training lists.")
+    batch: sections.Count = Field(default=64, description="Lists per batch.")
+    patience: sections.Patience = 5
     metric: MetricName = Field(default="ndcg@10", description="Metric of early stopping and of the best checkpoint.")
-    seed: Seed = 0
-    threads: Threads = 1
-    device: DeviceName = "auto"
-    precision: Precision = "float32"
-    compile: Compile = False
-    max_list: Annotated[Count, Field(ge=2)] | None = Field(
+    seed: sections.Seed = 0
+    threads: sections.Threads = 1
+    device: sections.DeviceName = "auto"
+    precision: sections.Precision = "float32"
+    compile: sections.Compile = False
+    max_list: Annotated[sections.Count, Field(ge=2)] | None = Field(
         default=None, description="Train on a new random sample of this size of each longer list in every epoch."
     )
-    checkpoint_every: Seconds = 300.0
-    keep: Kept = 2
-    track: TrackerNames = Field(default=[])
-    mlflow: MLflowConfig = MLflowConfig()
+    checkpoint_every: sections.Seconds = 300.0
+    keep: sections.Kept = 2
+    track: sections.TrackerNames = Field(default=[])
+    mlflow: sections.MLflowConfig = sections.MLflowConfig()
 
 
 DEFAULT_METRICS = ["ndcg@1", "ndcg@5", "ndcg@10", "ndcg", "recall@20@10", "opa", "mrr"]
@@ -213,7 +197,7 @@ class RankerConfig(Section):
     data: DataConfig
     model: ModelConfig = Field(default=MLPConfig(), description="Model of the documents: its kind and options.")
     loss: LossConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     metrics: list[MetricName] = Field(default=DEFAULT_METRICS, min_length=1, description="Metrics of the evaluation.")
 

@@ -21,16 +21,9 @@ from rankfall._errors import BugError, RankfallError, is_expected, located, trac
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import scratch_directory
 from rankfall.storage.manifests import verification, verifies
+from rankfall.training import run_directory as runs
 from rankfall.training.distributed.group import Group, LostError, PeerError, Processes
 from rankfall.training.methods import train
-from rankfall.training.run_directory import (
-    EnvironmentFailure,
-    Step,
-    Stopped,
-    TrainResult,
-    mark_for_replacement,
-    unmark_for_replacement,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,10 +81,10 @@ def train_by_ray(
     force: bool = False,
     resume: bool = False,
     timeout: float = 600.0,
-    progress: Callable[[Step], None] = lambda step: None,
+    progress: Callable[[runs.Step], None] = lambda step: None,
     on_notice: Callable[[str], None] = lambda text: None,
     stop: Callable[[], int] = lambda: False,
-) -> TrainResult:
+) -> runs.TrainResult:
     """Train in several processes and write a run directory.
 
     If a process dies, all of them are restarted and continue from the last checkpoint.
@@ -133,12 +126,12 @@ def train_by_ray(
     }
     fit = _Fit(_trainer(task, workers, engine))
     if force:
-        mark_for_replacement(out)
+        runs.mark_for_replacement(out)
     try:
         outcome = _follow(fit, actor, engine, progress, on_notice, stop)
     finally:
         if force:
-            unmark_for_replacement(out)
+            runs.unmark_for_replacement(out)
     return _result(fit, outcome)
 
 
@@ -146,7 +139,7 @@ def _follow(
     fit: _Fit,
     actor: Any,
     engine: Ray,
-    progress: Callable[[Step], None],
+    progress: Callable[[runs.Step], None],
     on_notice: Callable[[str], None],
     stop: Callable[[], int],
 ) -> _Outcome:
@@ -162,7 +155,7 @@ def _follow(
     return outcome
 
 
-def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
+def _result(fit: _Fit, outcome: _Outcome) -> runs.TrainResult:
     if fit.error is not None and type(fit.error).__module__.partition(".")[0] != "ray":
         raise fit.error  # a bug of ours; Ray's own errors mean that processes died
     if outcome.bug is not None:
@@ -171,14 +164,14 @@ def _result(fit: _Fit, outcome: _Outcome) -> TrainResult:
     if outcome.result is not None:  # processes of earlier starts may have sent errors
         return outcome.result
     if outcome.stopped:
-        raise Stopped(outcome.stopped)
+        raise runs.Stopped(outcome.stopped)
     if outcome.errors:
         raise RankfallError(
             min(outcome.errors)[1]
         )  # prefers the process that failed to those that report a peer's error
     # Ray Train does not try again if a process dies in the moment in which it is started.
     times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{ATTEMPTS} times"
-    raise EnvironmentFailure(
+    raise runs.EnvironmentFailure(
         f"training processes died {times}, for lack of memory or killed from outside; --resume continues the run"
     ) from fit.error
 
@@ -299,7 +292,7 @@ def _train(task: dict[str, Any], group: Group) -> None:
                 on_notice=on_notice,
                 stop=reporter.stop_requested if reporter else lambda: False,
             )
-    except Stopped as stopped:
+    except runs.Stopped as stopped:
         if reporter:
             _send(actor, "stopped", str(stopped))
     else:
@@ -314,7 +307,7 @@ class ProgressReporter:
         self._actor = actor
         self._last_report = self._last_check = 0.0
 
-    def report(self, step: Step) -> None:
+    def report(self, step: runs.Step) -> None:
         if time.monotonic() - self._last_report >= _INTERVAL:
             self._last_report = time.monotonic()
             self._actor.send.remote("step", asdict(step))
@@ -349,9 +342,9 @@ def _send(actor: Any, kind: str, content: object) -> None:
 class _Outcome:
     """Result or errors of a training run, from the messages of its processes."""
 
-    def __init__(self, progress: Callable[[Step], None], on_notice: Callable[[str], None]) -> None:
+    def __init__(self, progress: Callable[[runs.Step], None], on_notice: Callable[[str], None]) -> None:
         self._progress, self._on_notice = progress, on_notice
-        self.result: TrainResult | None = None
+        self.result: runs.TrainResult | None = None
         self.stopped = ""  # position at which the run stopped early
         self.bug: tuple[str, str] | None = None  # message and traceback
         self.errors: list[tuple[bool, str]] = []  # whether it reports a peer's error, and the message
@@ -360,7 +353,7 @@ class _Outcome:
         """Call the callbacks for progress and notices, and keep everything else."""
         for kind, content in messages:
             if kind == "step":
-                self._progress(Step(**content))
+                self._progress(runs.Step(**content))
             elif kind == "notice":
                 self._on_notice(content)
             elif kind == "error":
@@ -370,4 +363,4 @@ class _Outcome:
             elif kind == "bug":
                 self.bug = content
             else:
-                self.result = TrainResult(**content)
+                self.result = runs.TrainResult(**content)
