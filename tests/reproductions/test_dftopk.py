@@ -72,7 +72,9 @@ def test_costs_beside_a_table_without_memory() -> None:
     assert sheet.rows == [["NeuralSort", "150", "1.00", "-", "-"], ["DFTopK", "127", "0.85", "-", "-"]]
     costs = {name: {"s": 1.0, "MiB": 1.0} for name in ("NeuralSort", "DFTopK")}
     figure = cost_figure(table, LOG.name, ("s", "MiB"), costs)
-    assert [row["metric"] for row in figure.rows if row["source"].startswith("published")] == ["time", "time"]
+    (printed,) = [panel for panel in figure.panels if panel.name.startswith("published")]
+    assert printed.name.endswith(": time (lower is better)")
+    assert [strip.name for strip in printed.strips] == ["NeuralSort", "DFTopK", ""]
 
 
 def test_statements_are_short_and_explain_differences() -> None:

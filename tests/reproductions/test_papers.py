@@ -132,7 +132,7 @@ def test_rows_of_a_table_have_one_value_per_column() -> None:
 
 def test_columns_have_their_own_unit_and_cells_a_deviation() -> None:
     content = {
-        "columns": ["ndcg", {"name": "seconds", "unit": 1, "direction": "lower"}],
+        "columns": ["ndcg", {"name": "seconds", "unit": 1}],
         "unit": 100,
         "values": {"data": {"a": [50, {"value": 3.5, "std": 0.1}], "b": [None, 4]}},
     }

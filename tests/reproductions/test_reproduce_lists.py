@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from rankfall._config import leaves
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
-from rankfall.reporting.figures import Dots, MissingExtraError, save
+from rankfall.reporting.charts import color
+from rankfall.reporting.figures import MissingExtraError, save
 from rankfall.reproductions.catalogue import find_reproduction, papers, reproductions, run
 from rankfall.reproductions.costs import TEXTBOOK, TREE, sort_times
 from rankfall.reproductions.data import LONGEST, SHORTEST, DataSource, generate_lists, utility_of, write_letor
@@ -27,7 +29,7 @@ from rankfall.reproductions.data import find_lists as find
 from rankfall.reproductions.data import prepare_lists as prepare
 from rankfall.reproductions.paper_schema import LossComparison, Method
 from rankfall.reproductions.protocols import LIST_RATES, MANY_LISTS, list_config, list_rates, method_sections, oracle
-from rankfall.reproductions.published import format_value
+from rankfall.reproductions.published import format_value, values_chart
 from rankfall.reproductions.task import FULL, QUICK, Report, Size, Task
 from rankfall.reproductions.transfers import measure_samples, relaxed_and_hard_ndcg
 from rankfall.training.measured_lists import measure_scores as measure
@@ -36,6 +38,8 @@ from support.reproductions import check_figures, check_report, load, panels_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rankfall.reporting.charts import Chart
 
 TINY = Size(test_lists=1, generated_lists=12, epochs=1, patience=1, seeds=1, tune=False, points=2, longest=5**3)
 TABLES = ("arf-table2", "lambdaloss-table1", "lambdaloss-table2", "pirank-table1")
@@ -337,7 +341,9 @@ def test_tables_are_shown_beside_the_published_ones(name: str, reports: dict[str
     assert [method.name for method in result.methods] == list(next(iter(published.values.values())))
     assert all(any(source in title for title in titles) for source in published.values)
     assert set(report.results["oracle"]) == set(published.metrics)
-    assert panels_of(report, name) == ["generated", *(f"published, {source}" for source in published.values)]
+    sources = ["generated", *(f"published, {source}" for source in published.values)]
+    drawn = [panel.removesuffix(" (lower is better)") for panel in panels_of(report, name)]
+    assert drawn == [f"{source}: {metric}" for metric in published.metrics for source in sources]
 
 
 def test_the_tree_saves_what_the_matrix_costs() -> None:
@@ -448,28 +454,33 @@ def test_generated_text_is_ranking_text(tmp_path: Path) -> None:
     assert [word.partition(":")[0] for word in first[2:]] == [str(i) for i in range(1, 21)]
 
 
-def test_the_panels_of_a_source_have_the_same_lines() -> None:
-    rows = [
-        {"method": method, "source": source, "metric": metric, "value": value}
-        for source, method, metric, value in (
-            ("here", "a", "ndcg", 0.1),
-            ("here", "b", "ndcg", 0.2),
-            ("here", "c", "mrr", 0.3),
-            ("there", "c", "ndcg", 0.4),
-        )
+def fills(chart: Chart) -> list[dict[str, list[str]]]:
+    """The colours of the dots of each row of each panel; the last row is the axis."""
+    return [
+        {strip.name: re.findall(r'<circle[^>]*fill="([^"]+)"', "".join(strip.parts)) for strip in panel.strips[:-1]}
+        for panel in chart.panels
     ]
-    panels = Dots(rows, title="").panels()
-    assert [panel.methods for panel in panels] == [["a", "b", "c"], ["a", "b", "c"], ["c"]]
-    assert [panel.best for panel in panels] == [{"b"}, set(), set()]  # a single method is not the best
+
+
+def test_the_panels_of_a_source_have_the_same_lines() -> None:
+    chart = values_chart(
+        {
+            "here": {"a": {"ndcg": (0.1,)}, "b": {"ndcg": (0.2,)}, "c": {"mrr": (0.3,)}},
+            "there": {"c": {"ndcg": (0.4,)}},
+        },
+        title="",
+    )
+    assert [panel.name for panel in chart.panels] == ["here: ndcg", "there: ndcg", "here: mrr"]
+    assert fills(chart) == [
+        {"a": [color(0)], "b": [color(2)], "c": []},
+        {"c": [color(0)]},  # a single method is not the best
+        {"a": [], "b": [], "c": [color(0)]},
+    ]
 
 
 def test_one_seed_marks_no_best_method_in_figures() -> None:
-    rows = [
-        {"method": method, "source": source, "metric": "ndcg", "value": value}
-        for source in ("here", "published")
-        for method, value in (("a", 0.1), ("b", 0.2))
-    ]
-    figure = Dots(rows, title="", few_seeds="here")
-    assert [panel.best for panel in figure.panels()] == [set(), {"b"}]
+    rows = {"a": {"ndcg": (0.1,)}, "b": {"ndcg": (0.2,)}}
+    figure = values_chart({"here": rows, "published": rows}, title="", few_seeds="here")
+    assert fills(figure) == [{"a": [color(0)], "b": [color(0)]}, {"a": [color(0)], "b": [color(2)]}]
     assert "here: too few seeds, no claim" in figure.svg()
-    assert "no claim" not in Dots(rows, title="").svg()
+    assert "no claim" not in values_chart({"here": rows}, title="").svg()

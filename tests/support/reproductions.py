@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.reporting.charts import Chart
-from rankfall.reporting.figures import Dots, save
+from rankfall.reporting.figures import save
 from rankfall.reproductions.catalogue import find_reproduction
 
 if TYPE_CHECKING:
@@ -36,18 +35,13 @@ def check_report(report: Report, name: str) -> None:
 
 
 def panels_of(report: Report, name: str) -> list[str]:
-    """The names of the panels of a figure; of dots, their sources."""
-    figure = report.plots[name]
-    if isinstance(figure, Dots):
-        return list(dict.fromkeys(row["source"] for row in figure.rows))
-    assert isinstance(figure, Chart)
-    return [panel.name for panel in figure.panels]
+    """The names of the panels of a figure."""
+    return [panel.name for panel in report.plots[name].panels]
 
 
 def points_of(report: Report, name: str, series: str) -> int:
     """The number of points of a series in a figure."""
     figure = report.plots[name]
-    assert isinstance(figure, Chart)
     (fill,) = (key.color for key in figure.legend if key.name == series)
     return sum(
         part.count(f'fill="{fill}"')

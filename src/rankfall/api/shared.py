@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ProgressLike: TypeAlias = "bool | Callable[[Progress], object]"
     OnNotice: TypeAlias = Callable[[str], None]
 
-    from rankfall.reporting.figures import Drawn
+    from rankfall.reporting.charts import Chart
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -236,7 +236,7 @@ def requires_extra(what: str, extra: str) -> Iterator[None]:
         ) from None
 
 
-def write_figures(plots: Mapping[str, Drawn | None], out: Path, on_notice: OnNotice) -> list[Path]:
+def write_figures(plots: Mapping[str, Chart | None], out: Path, on_notice: OnNotice) -> list[Path]:
     """Write figures as PNG and SVG; without the library for PNG, say how to install it and write SVG only."""
     from rankfall.reporting.figures import SVG, MissingExtraError, save
 

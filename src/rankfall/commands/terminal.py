@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from rankfall.reporting.blocks import Block
-    from rankfall.reporting.figures import Drawn
+    from rankfall.reporting.charts import Chart
     from rankfall.studies.results import RunFailure
 
 
@@ -117,7 +117,7 @@ def print_error(message: str) -> None:
     )
 
 
-def print_figures(plots: Mapping[str, Drawn], out: Path) -> None:
+def print_figures(plots: Mapping[str, Chart], out: Path) -> None:
     """Write figures to a directory, and say so."""
     files = write_figures(plots, out, print_message)
     print_message(f"wrote {len(files)} files to {out}: {', '.join(plots)}" if files else "there are no figures")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import yaml
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rankfall.training.cascade_metrics import Estimate
+
+_Item = TypeVar("_Item")
 
 UP, DOWN = "↑", "↓"  # higher is better, lower is better
 ARROWS = f"{UP} higher is better, {DOWN} lower is better."
@@ -160,6 +162,17 @@ class Details:
 
 
 Block: TypeAlias = Text | Steps | Code | Table | Tiles | Chart | Section | Columns | Details
+
+
+def table_of(rows: Iterable[_Item], columns: Mapping[str, Callable[[_Item], str | Cell]], **options: Any) -> Table:
+    """Return a table with a row for each item; a column has a heading and a function that returns the cell of an item.
+
+    Args:
+        rows: The items.
+        columns: The functions by heading.
+        **options: Further attributes of the table.
+    """
+    return Table(list(columns), [[cell(one) for cell in columns.values()] for one in rows], **options)
 
 
 def charts_in(blocks: Iterable[Block]) -> Iterator[Chart]:

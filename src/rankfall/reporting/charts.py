@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -58,9 +59,14 @@ def short(number: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
+def interval(low: float, high: float) -> str:
+    """Return an interval in brackets; "" if it is not known, that is NaN."""
+    return "" if math.isnan(low) else f"[{short(low)}, {short(high)}]"
+
+
 def estimate(value: float, low: float, high: float) -> str:
-    """Return a figure with its interval."""
-    return f"{short(value)} [{short(low)}, {short(high)}]"
+    """Return a figure with its interval, if that is known."""
+    return f"{short(value)} {interval(low, high)}".strip()
 
 
 # --- scales -------------------------------------------------------------------------------------------------------
@@ -264,11 +270,15 @@ class Strip:
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows that belong together, with a name if a chart has several panels."""
+    """Rows that belong together, with a name if a chart has several panels.
+
+    In files the names of rows are above them, or on their left (`beside`) if there is room.
+    """
 
     strips: Sequence[Strip]
     name: str = ""
     note: str = ""
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -371,7 +381,12 @@ def _strip_html(strip: Strip, named: bool) -> str:
 def _lines_of(one: Panel, width: float) -> Iterator[tuple[float, str]]:
     """Yield heights and content of a panel from top to bottom; names and notes are above what they describe."""
     yield from _texts(one.name, [one.note] if one.note else [], width)
+    left = max(text_width(strip.name) for strip in one.strips) + 10
     for strip in one.strips:
+        if one.beside and left < 0.75 * width:
+            name = text_at(left - 10, strip.height / 2 + 4, strip.name, anchor="end")
+            yield strip.height + 4, name + panel(left, 0, width - left, strip.height, strip.parts)
+            continue
         yield from _texts(strip.name, strip.notes, width)
         yield strip.height + 4, "".join(strip.parts)
 
@@ -401,11 +416,12 @@ _MANY = 40  # points of a line, above which they are small
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points (x, y), with a band from low to high if `bands` has (x, low, high)."""
+    """A line through points (x, y), with a band from low to high if `bands` has (x, low, high); or dots with bars."""
 
     points: Sequence[tuple[float, float]]
     color: str
     bands: Sequence[tuple[float, float, float]] = ()
+    only_dots: bool = False
 
 
 @dataclass(frozen=True)
@@ -450,19 +466,17 @@ def lines(series: Sequence[Series], axes: Axes) -> list[str]:
     """Return bands, lines and dots of all series."""
     parts = []
     for one in series:
-        if one.bands:
+        if one.only_dots:
+            parts += [line(axes.x(x), axes.y(low), axes.x(x), axes.y(high), one.color, 2) for x, low, high in one.bands]
+        elif one.bands:
             corners = [(axes.x(x), axes.y(low), axes.y(high)) for x, low, high in one.bands]
             parts.append(band(corners, axes.height, one.color))
     for one in series:
         places = [(axes.x(x), axes.y(y)) for x, y in one.points]
-        parts += [line(x1, y1, x2, y2, one.color, 2.5) for (x1, y1), (x2, y2) in pairwise(places)]
+        if not one.only_dots:
+            parts += [line(x1, y1, x2, y2, one.color, 2.5) for (x1, y1), (x2, y2) in pairwise(places)]
         parts += [circle(x, y, 3.5 if len(places) <= _MANY else 2, one.color) for x, y in places]
     return parts
-
-
-def interval(scale: Scale, y: float, low: float, value: float, high: float, fill: str) -> list[str]:
-    """Return a dot with its confidence interval."""
-    return [line(scale(low), y, scale(high), y, fill, 3), circle(scale(value), y, 6, fill)]
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
@@ -476,9 +490,11 @@ def curves(
     caption: str = "",
     x: str = "",
     ticks: Sequence[float] | None = None,
-    log_x: bool = False,
+    log_x: bool | Collection[str] = False,
     log_y: bool = False,
     span: tuple[float, float] | None = None,
+    fills: Mapping[str, str] | None = None,
+    dots: Collection[str] = (),
 ) -> Chart:
     """Return a panel of curves per name, each on its own vertical axis; series of one name have one colour.
 
@@ -489,20 +505,24 @@ def curves(
         caption: Text below.
         x: What the horizontal axis shows.
         ticks: Labels of the horizontal axis. Default: round numbers, or whole numbers if all x are.
-        log_x: Whether the horizontal axis is logarithmic, if all x are above 0.
+        log_x: Whether the horizontal axis is logarithmic, if all x are above 0; or the panels in which it is.
         log_y: Whether the vertical axis is logarithmic. Values that are not above 0 are left out.
         span: A range of x to shade.
+        fills: Colours by series, instead of those of their order.
+        dots: Series that are drawn as dots without a line, those with an interval with a bar.
     """
     found = {
         name: {one: [point for point in sorted(points) if not log_y or point[1] > 0] for one, points in series.items()}
         for name, series in panels.items()
     }
     names = list(dict.fromkeys(name for series in found.values() for name in series))
+    colors = {name: color(number) for number, name in enumerate(names)} | dict(fills or {})
 
-    def strip(series: Mapping[str, list[tuple[float, ...]]]) -> Strip:
+    def strip(panel: str, series: Mapping[str, list[tuple[float, ...]]]) -> Strip:
         points = [point for of in series.values() for point in of]
         places = [*(point[0] for point in points), *(span or ())]
-        along = Scale.around(places, edge=0.02, log=log_x and min(places) > 0)
+        log = panel in log_x if isinstance(log_x, Collection) else log_x
+        along = Scale.around(places, edge=0.02, log=log and min(places) > 0)
         default = (
             whole_ticks(places) if not along.log and all(place == int(place) for place in places) else along.ticks(6)
         )
@@ -514,8 +534,9 @@ def curves(
         drawn = [
             Series(
                 points=[(point[0], point[1]) for point in of],
-                color=color(names.index(name)),
+                color=colors[name],
                 bands=[(point[0], point[2], point[3]) for point in of if len(point) == 4],
+                only_dots=name in dots,
             )
             for name, of in series.items()
         ]
@@ -527,8 +548,8 @@ def curves(
     return Chart(
         title=title,
         label=label or title,
-        panels=[Panel([strip(series)], name=name) for name, series in found.items()],
-        legend=[Key(name, color(number)) for number, name in enumerate(names)],
+        panels=[Panel([strip(name, series)], name=name) for name, series in found.items()],
+        legend=[Key(name, colors[name]) for name in names],
         caption=caption,
         least=320,
     )
@@ -580,19 +601,38 @@ def heat_maps(
     return Chart(title=title, label=label or title, panels=drawn, caption=caption, least=least)
 
 
-def intervals(rows: Sequence[tuple[str, float, float, float]], *, title: str, label: str, caption: str = "") -> Chart:
-    """Return a dot and an interval for each (name, low, value, high) on one axis that does not start at 0."""
-    scale = Scale.around([value for _, *values in rows for value in values])
-    strips = [
-        Strip(interval(scale, _STRIP / 2, low, value, high, color(0)), _STRIP, name, [estimate(value, low, high)])
-        for name, low, value, high in rows
-    ]
-    return Chart(
-        title=title,
-        label=label,
-        panels=[Panel(on_axis(strips, scale))],
-        caption=caption,
-    )
+def dots(
+    panels: Mapping[str, Mapping[str, tuple[float, ...]]],
+    *,
+    title: str,
+    label: str = "",
+    caption: str = "",
+    numbers: bool = False,
+    best: Mapping[str, Collection[str]] | None = None,
+    least: int = 160,
+) -> Chart:
+    """Return rows with a dot for a value and a line for its interval; each panel has an axis that does not start at 0.
+
+    Args:
+        panels: (value, low, high), (value,) or () for nothing by the name of the row, by the name of the panel.
+        title: Title of the file.
+        label: Everything that the chart shows in words. Default: the title.
+        caption: Text below.
+        numbers: Whether rows have their numbers beside them. All need an interval then.
+        best: Rows of each panel that are marked as the best.
+        least: Least width of a panel in pixels.
+    """
+    height, radius, drawn = (_STRIP, 6.0, []) if numbers else (18, 4.5, [])
+    for panel_name, rows in panels.items():
+        scale = Scale.around([value for values in rows.values() for value in values])
+        strips = []
+        for name, values in rows.items():
+            fill = color(2) if best and name in best.get(panel_name, ()) else color(0)
+            parts = [line(scale(values[1]), height / 2, scale(values[2]), height / 2, fill, 3)] if values[1:] else []
+            parts += [circle(scale(values[0]), height / 2, radius, fill)] if values else []
+            strips.append(Strip(parts, height, name, [estimate(*values)] if numbers else ()))
+        drawn.append(Panel(on_axis(strips, scale, 5 if numbers else 3), panel_name, beside=not numbers))
+    return Chart(title=title, label=label or title, panels=drawn, caption=caption, least=least)
 
 
 def columns(values: Sequence[tuple[str, float]], *, title: str, label: str, caption: str = "") -> Chart:

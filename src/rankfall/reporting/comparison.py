@@ -283,8 +283,9 @@ def intervals_chart(result: MethodTable, metric: str) -> Chart | None:
     )
     title = f"{shown_name(metric)} of each method"
     better = "higher" if higher_is_better(metric) else "lower"
-    return charts.intervals(
-        [(name, one.low, one.mean, one.high) for name, one in ordered],
+    return charts.dots(
+        {"": {name: (one.mean, one.low, one.high) for name, one in ordered}},
+        numbers=True,
         label=f"{title}: " + ", ".join(f"{name} {short(one.mean)}" for name, one in ordered),
         title=title,
         caption=f"Means with 95 % confidence intervals over {result.unit}, the best first; {better} is better. The "

@@ -23,27 +23,12 @@ from rankfall.reporting.blocks import (
     estimate_cell,
     percent,
     share_cell,
+    table_of,
     warned,
     with_interval,
     words,
 )
-from rankfall.reporting.charts import (
-    GRID,
-    INK,
-    Axes,
-    Chart,
-    Key,
-    Panel,
-    Scale,
-    Series,
-    Strip,
-    circle,
-    color,
-    grid,
-    line,
-    lines,
-    round_powers,
-)
+from rankfall.reporting.charts import GRID, Chart, color, curves
 from rankfall.studies.plan.plan_quotas import DEFAULTS, SECONDS, show_cost
 
 if TYPE_CHECKING:
@@ -65,10 +50,6 @@ SEGMENTS = 8  # of each stage
 ROWS = 20  # of the front in a table
 FINDINGS = 5  # findings of a diagnosis, the ones with most recall at stake
 CHEAPER = 0.95  # share of the current cost, below which other quotas of the same recall are worth a change
-
-_HEIGHT, _BELOW = 220, 44  # pixels: the chart, and its labels below
-_LAST = 93  # percent of the width, beyond which a label would be cut
-_QUOTAS, _CURRENT, _CHOSEN = color(0), color(1), color(2)
 
 
 # --- the diagnosis ------------------------------------------------------------------------------------------------
@@ -106,8 +87,9 @@ def _oracle_chart(result: Diagnosis) -> Chart:
     if len(result.stages) > 1:
         found |= {f"all but {stage.stage} perfect": stage.oracle.others_perfect for stage in result.stages}
     told = ", ".join(f"{name} {one.value:.3f}" for name, one in found.items())
-    return charts.intervals(
-        [(name, one.low, one.value, one.high) for name, one in found.items()],
+    return charts.dots(
+        {"": {name: (one.value, one.low, one.high) for name, one in found.items()}},
+        numbers=True,
         label=f"Joint recall with perfect stages: {told}",
         caption="A perfect stage keeps the relevant items that arrive, and then what it keeps now. 95 % intervals.",
         title="Joint recall with perfect stages",
@@ -124,25 +106,21 @@ def _difference(one: Estimate) -> Cell:
 
 def _stage_tables(stages: Sequence[StageDiagnosis]) -> Iterator[Table]:
     """Yield what a stage could gain, how far below the cut its lost items were, and what larger quotas recover."""
-    head = ["stage", "lost", "if perfect", "gain", "if all others were", "lost items", "rank / quota, 25 %", "50 %"]
-    head += ["75 %", "score distance, 50 %", "would survive later stages"]
-    rows: list[Row] = [
-        [
-            stage.stage,
-            _number(stage.lost),
-            f"{stage.oracle.perfect.value:.3f}",
-            estimate_cell(stage.oracle.gain, "{:+.3f}".format),
-            f"{stage.oracle.others_perfect.value:.3f}",
-            f"{stage.cut.items:,}",
-            *(_rank_over_quota(stage.cut, quantile) for quantile in ("25", "50", "75")),
-            "none" if math.isnan(stage.cut.score_distance["50"]) else f"{stage.cut.score_distance['50']:.2f}",
-            percent(stage.recoverable.value),
-        ]
-        for stage in stages
-    ]
-    yield Table(
-        head,
-        rows,
+    yield table_of(
+        stages,
+        {
+            "stage": lambda one: one.stage,
+            "lost": lambda one: _number(one.lost),
+            "if perfect": lambda one: f"{one.oracle.perfect.value:.3f}",
+            "gain": lambda one: estimate_cell(one.oracle.gain, "{:+.3f}".format),
+            "if all others were": lambda one: f"{one.oracle.others_perfect.value:.3f}",
+            "lost items": lambda one: f"{one.cut.items:,}",
+            "rank / quota, 25 %": lambda one: _rank_over_quota(one.cut, "25"),
+            "50 %": lambda one: _rank_over_quota(one.cut, "50"),
+            "75 %": lambda one: _rank_over_quota(one.cut, "75"),
+            "score distance, 50 %": lambda one: _known(one.cut.score_distance["50"], "none"),
+            "would survive later stages": lambda one: percent(one.recoverable.value),
+        },
         title="Perfect stages, and how far below the cut the lost items were",
         caption="Joint recall if the stage were perfect, or all others. Rank / quota: quantiles over the lost items. "
         "Score distance: to the last kept item, in standard deviations of the list. The last column is the share of "
@@ -164,10 +142,12 @@ def _stage_tables(stages: Sequence[StageDiagnosis]) -> Iterator[Table]:
 def _rank_over_quota(cut: CutDistance, quantile: str) -> str:
     """Return a quantile of the rank divided by the quota; a rank beyond the known ones is a lower bound."""
     value = cut.rank_over_quota[quantile]
-    if math.isnan(value):
-        return "-"
     beyond = cut.known_up_to is not None and value >= cut.known_up_to
-    return f"{'> ' * beyond}{value:.2f}"
+    return f"{'> ' * beyond}{_known(value, '-')}"
+
+
+def _known(value: float, unknown: str) -> str:
+    return unknown if math.isnan(value) else f"{value:.2f}"
 
 
 def _unexplained(segments: Sequence[Segment]) -> list[Segment]:
@@ -180,21 +160,17 @@ def _segments_table(stage: StageDiagnosis) -> Table:
     own, all_found = len(found), len(stage.segments)
     some = f"{SEGMENTS} of {own} segments" if own > SEGMENTS else f"{own} segment{'s' * (own != 1)}"
     explained = f"; {all_found - own} more that these explain" if all_found > own else ""
-    rows: list[Row] = [
-        [
-            f"{one.attribute} = {one.value}",
-            f"{one.items:,}",
-            share_cell(one.kept),
-            percent(one.kept_elsewhere),
-            percent(one.share_of_items),
-            percent(one.share_of_lost),
-            _difference(one.at_stake),
-        ]
-        for one in found[:SEGMENTS]
-    ]
-    return Table(
-        ["segment", "items", "kept", "elsewhere", "of items", "of lost", "at stake"],
-        rows,
+    return table_of(
+        found[:SEGMENTS],
+        {
+            "segment": lambda one: f"{one.attribute} = {one.value}",
+            "items": lambda one: f"{one.items:,}",
+            "kept": lambda one: share_cell(one.kept),
+            "elsewhere": lambda one: percent(one.kept_elsewhere),
+            "of items": lambda one: percent(one.share_of_items),
+            "of lost": lambda one: percent(one.share_of_lost),
+            "at stake": lambda one: _difference(one.at_stake),
+        },
         title=f"Segments that suffer at {stage.stage}",
         caption=f"{some} that {stage.stage} keeps significantly less of, of {stage.tested:,} tested (false discovery "
         f"rate 5 %){explained}. At stake: joint recall if {stage.stage} kept as much of them as of all other items.",
@@ -203,24 +179,27 @@ def _segments_table(stage: StageDiagnosis) -> Table:
 
 
 def _agreement_table(result: Diagnosis) -> list[Table]:
-    rows: list[Row] = [
-        [
-            " → ".join(one.stages),
-            _number(one.correlation),
-            share_cell(one.overlap),
-            percent(one.overlap_chance),
-            "-" if one.wanted is None else share_cell(one.wanted),
-            "-" if one.wanted_chance is None else percent(one.wanted_chance),
-        ]
-        for one in result.agreement
-    ]
+    if not result.agreement:
+        return []
     caption = (
         "Rank correlation: of both scores over the items that pass the first stage. Same choice: share of what the "
         "second stage keeps that the first one would choose too. Wanted: share of what the second stage would keep of "
         "all items before the first stage that the first stage passes."
     )
-    head = ["stages", "rank correlation", "same choice", "chance", "wanted items that pass", "chance "]
-    return [Table(head, rows, title="Agreement of neighbouring stages", caption=caption)] if rows else []
+    table = table_of(
+        result.agreement,
+        {
+            "stages": lambda one: " → ".join(one.stages),
+            "rank correlation": lambda one: _number(one.correlation),
+            "same choice": lambda one: share_cell(one.overlap),
+            "chance": lambda one: percent(one.overlap_chance),
+            "wanted items that pass": lambda one: "-" if one.wanted is None else share_cell(one.wanted),
+            "chance ": lambda one: "-" if one.wanted_chance is None else percent(one.wanted_chance),
+        },
+        title="Agreement of neighbouring stages",
+        caption=caption,
+    )
+    return [table]
 
 
 def _request_blocks(requests: Sequence[LostRequest]) -> Iterator[Block]:
@@ -370,73 +349,37 @@ def _quotas_text(quotas: list[int]) -> str:
 
 def front_chart(result: PlanResult) -> Chart:
     """Return cost and value of all quotas, with the front, the current and the chosen quotas."""
-    axes, factor, unit = _axes(
-        [point.cost for point in result.points],
-        [
-            *(point.value for point in result.points),
-            *(end for point in result.front for end in (point.value.low, point.value.high)),
-        ],
-        result.unit,
-    )
+    factor, unit = 1.0, {"s": "s", "items": "scored items", "units": ""}[result.unit]
+    costs = [point.cost for point in result.points]
+    if result.unit == "s":
+        unit, factor = next(((name, size) for name, size in SECONDS.items() if min(costs) >= size), ("ns", 1e-9))
+
+    def with_ends(*points: FrontPoint) -> list[tuple[float, ...]]:
+        return [(one.cost / factor, one.value.value, one.value.low, one.value.high) for one in points]
+
     on_front = {tuple(point.quotas) for point in result.front}
-    cloud = [
-        circle(axes.x(point.cost / factor), axes.y(point.value), 1.8, GRID)
-        for point in result.points
-        if tuple(point.quotas) not in on_front
-    ]
-    current, chosen = result.current.point, result.chosen.point
-    marks = [*_ring(current, axes, factor, _CURRENT, 7.0), *_ring(chosen, axes, factor, _CHOSEN, 4.5)]
-    axis = f"cost of a request ({unit})" if unit != "cost" else "cost of a request"
-    named = charts.text(100, _HEIGHT + 38, axis, anchor="end", fill=INK)
-    parts = [named, *cloud, *grid(axes), *lines([_series(result.front, factor, _QUOTAS)], axes), *marks]
-    return Chart(
+    others = [point for point in result.points if tuple(point.quotas) not in on_front]
+    marked = {"current quotas": result.current.point, "chosen quotas": result.chosen.point}
+    told = (
+        f"{with_interval(point.value)} for {show_cost(point.cost, result.unit)}" for point in shown_front(result, ROWS)
+    )
+    return curves(
+        {
+            "": {
+                "other quotas": [(point.cost / factor, point.value) for point in others],
+                "front": with_ends(*result.front),
+                **{name: with_ends(point) for name, point in marked.items()},
+            }
+        },
         title="Quotas by cost",
-        label=(
-            f"{result.metric} against the cost of a request for {len(result.points):,} choices of quotas. The front: "
-            + "; ".join(
-                f"{with_interval(point.value)} for {show_cost(point.cost, result.unit)}"
-                for point in shown_front(result, ROWS)
-            )
-        ),
-        panels=[Panel([Strip(parts, _HEIGHT + _BELOW)])],
-        legend=[
-            Key("front", _QUOTAS, "line"),
-            Key("other quotas", GRID),
-            Key("current quotas", _CURRENT),
-            Key("chosen quotas", _CHOSEN),
-        ],
+        label=f"{result.metric} against the cost of a request for {len(result.points):,} choices of quotas. The front: "
+        + "; ".join(told),
         caption=f"Up: {result.metric}, with its 95 % interval. Right: cost of a request.",
+        x=f"cost of a request ({unit})" if unit else "cost of a request",
+        log_x=max(costs) > 5 * min(costs),
+        fills={"front": color(0), "current quotas": color(1), "chosen quotas": color(2), "other quotas": GRID},
+        dots=("other quotas", *marked),
     )
-
-
-def _axes(costs: Sequence[float], values: Sequence[float], unit: str) -> tuple[Axes, float, str]:
-    """Return the axes, the number by which costs are divided, and the unit of the result."""
-    factor, name = 1.0, {"s": "s", "items": "scored items", "units": "cost"}[unit]
-    if unit == "s":
-        name, factor = next(((one, size) for one, size in SECONDS.items() if min(costs) >= size), ("ns", 1e-9))
-    scaled = [cost / factor for cost in costs]
-    log = min(scaled) > 0 and max(scaled) > 5 * min(scaled)
-    along = Scale.around(scaled, edge=0.04, log=log)
-    ticks = round_powers([along.low, along.high]) if log else along.ticks(6)
-    ticks = [tick for tick in ticks if along(tick) < _LAST]
-    return Axes(along, Scale.around(values), ticks, height=_HEIGHT), factor, name
-
-
-def _series(front: Sequence[FrontPoint], factor: float, fill: str) -> Series:
-    return Series(
-        points=[(point.cost / factor, point.value.value) for point in front],
-        color=fill,
-        bands=[(point.cost / factor, point.value.low, point.value.high) for point in front],
-    )
-
-
-def _ring(point: FrontPoint, axes: Axes, factor: float, fill: str, radius: float) -> list[str]:
-    """Return a dot with its interval."""
-    x = axes.x(point.cost / factor)
-    return [
-        line(x, axes.y(point.value.low), x, axes.y(point.value.high), fill, 2),
-        circle(x, axes.y(point.value.value), radius, fill),
-    ]
 
 
 # --- advice -------------------------------------------------------------------------------------------------------

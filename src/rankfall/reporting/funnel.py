@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankfall.studies.results import EvaluationSummary, MetricSummary
-    from rankfall.training.cascade_metrics import Estimate, StageFigures
+    from rankfall.training.cascade_metrics import StageFigures
 
 
 _SCALE = Scale(0.0, 1.0)
@@ -115,16 +115,13 @@ def steps_of(stages: Sequence[StageFigures]) -> list[Step]:
 
 
 def _notes(one: StageFigures) -> list[str]:
-    share = (
-        ""
-        if math.isnan(one.loss_share.value)
-        else f", {100 * one.loss_share.value:.0f}\N{NO-BREAK SPACE}% of all losses"
-    )
-    return [f"kept {_interval(one.kept)}, chance {short(one.chance)}", f"lost {_interval(one.lost)}{share}"]
+    kept, lost = (estimate(found.value, found.low, found.high) for found in (one.kept, one.lost))
+    return [f"kept {kept}, chance {short(one.chance)}", f"lost {lost}{of_all_losses(one.loss_share.value)}"]
 
 
-def _interval(one: Estimate) -> str:
-    return short(one.value) if math.isnan(one.low) else estimate(one.value, one.low, one.high)
+def of_all_losses(share: float) -> str:
+    """Return a share of all losses as the end of a sentence; "" for NaN."""
+    return "" if math.isnan(share) else f", {100 * share:.0f}\N{NO-BREAK SPACE}% of all losses"
 
 
 def steps_from_means(

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from rankfall.reporting.blocks import Block, Cell, Row, Table, Text, flow, words
-from rankfall.reporting.charts import (
-    GRID,
-    Axes,
-    Chart,
-    Key,
-    Panel,
-    Scale,
-    Strip,
-    circle,
-    color,
-    grid,
-    line,
-    on_axis,
-    round_powers,
-)
+from rankfall.reporting.blocks import Block, Cell, Row, Table, Text, flow, table_of, words
+from rankfall.reporting.charts import GRID, Chart, Panel, Scale, Strip, circle, color, curves, on_axis
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +19,6 @@ if TYPE_CHECKING:
     from rankfall.studies.results import SearchResult, TrialResult
 
 BAR = 40  # characters of the longest bar of a histogram
-_BELOW = 26  # pixels: labels below a chart
 _STATES = ("complete", "pruned", "running", "failed")
 
 
@@ -48,38 +33,32 @@ def inspection_blocks(inspection: Inspection) -> Iterator[Block]:
         f"{inspection.items.rows:,} in the item table)",
         style="bold",
     )
-    yield Table(
-        ["day", "impressions", "items", "first", "last", "list length", "relevant", "without"],
-        [
-            [
-                day.name,
-                f"{day.impressions:,}",
-                f"{day.items:,}",
-                _time(day.first_time, inspection),
-                _time(day.last_time, inspection),
-                f"{day.lengths.min} to {day.lengths.max}, median {day.lengths.median:g}",
-                f"{day.relevant / max(day.impressions, 1):.2f}",
-                _share(day.without_relevant, day.impressions),
-            ]
-            for day in inspection.days
-        ],
+    yield table_of(
+        inspection.days,
+        {
+            "day": lambda day: day.name,
+            "impressions": lambda day: f"{day.impressions:,}",
+            "items": lambda day: f"{day.items:,}",
+            "first": lambda day: _time(day.first_time, inspection),
+            "last": lambda day: _time(day.last_time, inspection),
+            "list length": lambda day: f"{day.lengths.min} to {day.lengths.max}, median {day.lengths.median:g}",
+            "relevant": lambda day: f"{day.relevant / max(day.impressions, 1):.2f}",
+            "without": lambda day: _share(day.without_relevant, day.impressions),
+        },
         title=f"days, times in {inspection.zone}",
         caption="relevant: items per impression; without: impressions without a relevant item",
     )
-    yield Table(
-        ["stage", "items", "per impression", "sample", "fewer", "none", "relevant"],
-        [
-            [
-                stage.name,
-                f"{stage.items:,}",
-                f"{stage.items / max(impressions, 1):.2f}",
-                "all" if stage.sample is None else f"{stage.sample}",
-                "-" if stage.sample is None else _share(stage.short, impressions),
-                _share(stage.empty, impressions),
-                _share(stage.relevant, stage.items),
-            ]
-            for stage in inspection.stages
-        ],
+    yield table_of(
+        inspection.stages,
+        {
+            "stage": lambda stage: stage.name,
+            "items": lambda stage: f"{stage.items:,}",
+            "per impression": lambda stage: f"{stage.items / max(impressions, 1):.2f}",
+            "sample": lambda stage: "all" if stage.sample is None else f"{stage.sample}",
+            "fewer": lambda stage: "-" if stage.sample is None else _share(stage.short, impressions),
+            "none": lambda stage: _share(stage.empty, impressions),
+            "relevant": lambda stage: _share(stage.relevant, stage.items),
+        },
         title="stages, first to last",
         caption="fewer, none: impressions with fewer items than the sample size, or without items",
     )
@@ -92,51 +71,45 @@ def inspection_blocks(inspection: Inspection) -> Iterator[Block]:
         ]
         yield Table(["share of items", *inspection.days[0].feedback], shares, title="feedback")
     if inspection.ids:
-        yield Table(
-            ["feature", "embedding", "values", "different", "of", "missing", "never seen"],
-            [
-                [
-                    ids.column,
-                    words(ids.table),
-                    f"{ids.counts.values:,}",
-                    f"{ids.distinct:,}",
-                    f"{ids.known:,}",
-                    _share(ids.counts.missing, ids.counts.values),
-                    _share(ids.counts.unseen, ids.counts.values),
-                ]
-                for ids in inspection.ids
-            ],
+        yield table_of(
+            inspection.ids,
+            {
+                "feature": lambda ids: ids.column,
+                "embedding": lambda ids: words(ids.table),
+                "values": lambda ids: f"{ids.counts.values:,}",
+                "different": lambda ids: f"{ids.distinct:,}",
+                "of": lambda ids: f"{ids.known:,}",
+                "missing": lambda ids: _share(ids.counts.missing, ids.counts.values),
+                "never seen": lambda ids: _share(ids.counts.unseen, ids.counts.values),
+            },
             title="ids",
         )
-    yield Table(
-        ["feature", "values", "min", "mean", "max", "deviation", "missing", "replaced"],
-        [
-            [
-                numbers.column if numbers.size == 1 else f"{numbers.column} ({numbers.size} numbers)",
-                f"{numbers.counts.values:,}",
-                *(f"{value:.4g}" for value in (numbers.min, numbers.mean, numbers.max, numbers.deviation)),
-                _share(numbers.counts.missing, numbers.counts.values),
-                "-" if numbers.replaced is None else f"{numbers.replaced:.1%}" if numbers.replaced else "0",
-            ]
-            for numbers in inspection.numbers
-        ],
+    yield table_of(
+        inspection.numbers,
+        {
+            "feature": lambda one: one.column if one.size == 1 else f"{one.column} ({one.size} numbers)",
+            "values": lambda one: f"{one.counts.values:,}",
+            "min": lambda one: f"{one.min:.4g}",
+            "mean": lambda one: f"{one.mean:.4g}",
+            "max": lambda one: f"{one.max:.4g}",
+            "deviation": lambda one: f"{one.deviation:.4g}",
+            "missing": lambda one: _share(one.counts.missing, one.counts.values),
+            "replaced": lambda one: "-" if one.replaced is None else f"{one.replaced:.1%}" if one.replaced else "0",
+        },
         title="numbers",
         caption="replaced: values that were missing when the log was prepared",
     )
     if inspection.sequences:
-        yield Table(
-            ["sequence", "shortest", "mean", "longest", "maximum", "empty"],
-            [
-                [
-                    one.name,
-                    f"{one.lengths.min}",
-                    f"{one.lengths.mean:.1f}",
-                    f"{one.lengths.max}",
-                    f"{one.max_length}",
-                    _share(one.lengths.empty, one.lengths.count),
-                ]
-                for one in inspection.sequences
-            ],
+        yield table_of(
+            inspection.sequences,
+            {
+                "sequence": lambda one: one.name,
+                "shortest": lambda one: f"{one.lengths.min}",
+                "mean": lambda one: f"{one.lengths.mean:.1f}",
+                "longest": lambda one: f"{one.lengths.max}",
+                "maximum": lambda one: f"{one.max_length}",
+                "empty": lambda one: _share(one.lengths.empty, one.lengths.count),
+            },
             title="sequences",
         )
     yield from warning_blocks(inspection.warnings)
@@ -191,19 +164,16 @@ def examination_blocks(curve: ExaminationCurve) -> list[Block]:
     given = f" given {', '.join(curve.given)}" if curve.given else ""
     return [
         Text(f"{curve.log}: examination of positions, by {curve.feedback} of {curve.requests:,} requests"),
-        Table(
-            ["position", "shows", "clicks", "naive", "estimate", "95 % interval"],
-            [
-                [
-                    str(point.position),
-                    f"{point.shows:,}",
-                    f"{point.clicks:,}",
-                    f"{point.naive:.3f}",
-                    f"{point.examination:.3f}",
-                    "" if point.position == 0 else f"{point.low:.3f} to {point.high:.3f}",
-                ]
-                for point in curve.points
-            ],
+        table_of(
+            curve.points,
+            {
+                "position": lambda point: str(point.position),
+                "shows": lambda point: f"{point.shows:,}",
+                "clicks": lambda point: f"{point.clicks:,}",
+                "naive": lambda point: f"{point.naive:.3f}",
+                "estimate": lambda point: f"{point.examination:.3f}",
+                "95 % interval": lambda one: "" if one.position == 0 else f"{one.low:.3f} to {one.high:.3f}",
+            },
         ),
         Text(
             f"Rates are relative to the first position. Estimated by {curve.method}{given}; intervals from "
@@ -251,46 +221,37 @@ def search_chart(result: SearchResult, name: str) -> Chart | None:
     points = search_points(result.trials, higher_is_better=result.higher_is_better)
     if not points:
         return None
-    up = Scale.around([one.value or 0.0 for one, *_ in points])
-    fills = {"complete": color(0), "ended early": color(5), "best": color(2)}
+    fills = {"best so far": GRID, "complete": color(0), "ended early": color(5), "best": color(2)}
 
-    def dots(places: Sequence[float], axes: Axes) -> list[str]:
-        placed = sorted(zip(places, points, strict=True), key=lambda pair: pair[1][1] == "best")  # drawn last
-        drawn = [circle(axes.x(x), axes.y(one.value or 0.0), 4.2, fills[kind]) for x, (one, kind, _) in placed]
-        return [*grid(axes), *drawn]
+    def by_kind(places: Sequence[float]) -> dict[str, list[tuple[float, ...]]]:
+        series: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in fills}
+        for x, (one, kind, _) in zip(places, points, strict=True):
+            series[kind].append((x, one.value or 0.0))
+        return series
 
-    numbers = [float(one.trial) for one, *_ in points]
-    along = Scale.around(numbers, edge=0.03)
-    axes = Axes(along, up, [tick for tick in along.ticks(8) if tick == int(tick) and tick >= 0])
-    steps = []
-    for (one, _, best), (other, _, after) in pairwise(point for point in points if not math.isnan(point[2])):
-        x, next_x = axes.x(one.trial), axes.x(other.trial)
-        steps.append(line(x, axes.y(best), next_x, axes.y(best), GRID, 2))
-        steps.append(line(next_x, axes.y(best), next_x, axes.y(after), GRID, 2))
-    panels = [Panel([Strip([*steps, *dots(numbers, axes)], axes.height + _BELOW)], "by trial")]
-    for key, space in result.search.items():
+    panels = {"by trial": by_kind([one.trial for one, *_ in points])}
+    panels["by trial"]["best so far"] = [(one.trial, best) for one, _, best in points if not math.isnan(best)]
+    of_choices, up = [], Scale.around([one.value or 0.0 for one, *_ in points])
+    for key in result.search:
         values: list[Any] = [one.settings.get(key) for one, *_ in points]
         if all(type(value) in (int, float) for value in values):
-            log = isinstance(space, dict) and bool(space.get("log"))
-            along = Scale.around(values, log=log)
-            axes = Axes(along, up, round_powers(values) if log else along.ticks(3))
-            panels.append(Panel([Strip(dots(values, axes), axes.height + _BELOW)], key))
+            panels[key] = by_kind(values)
             continue
-        strips = []  # a row for each choice, whose names are long
-        for choice in dict.fromkeys(map(setting_text, values)):
-            chosen = [point for point, value in zip(points, values, strict=True) if setting_text(value) == choice]
-            drawn = [circle(up(one.value or 0.0), 10, 4.2, fills[kind]) for one, kind, _ in chosen]
-            strips.append(Strip(drawn, 20, choice))
-        panels.append(Panel(on_axis(strips, up), key))
+        strips: dict[str, list[str]] = {}  # a row for each choice, as their names are long
+        for value, (one, kind, _) in zip(values, points, strict=True):
+            strips.setdefault(setting_text(value), []).append(circle(up(one.value or 0.0), 10, 4.2, fills[kind]))
+        of_choices.append(Panel(on_axis([Strip(drawn, 20, name) for name, drawn in strips.items()], up), key))
     count, pruned = len(result.trials), sum(trial.state == "pruned" for trial in result.trials)
-    return Chart(
+    chart = curves(
+        panels,
         title=f"Search in {name}",
         label=f"Validation {result.metric} of each trial",
-        panels=panels,
-        legend=[Key(kind, fill) for kind, fill in fills.items()],
         caption=f"Validation {result.metric} of {count} trial{'s' * (count != 1)}, {pruned} of them pruned.",
-        least=240,
+        log_x=[key for key, values in result.search.items() if isinstance(values, dict) and values.get("log")],
+        fills=fills,
+        dots=("complete", "ended early", "best"),
     )
+    return replace(chart, panels=[*chart.panels, *of_choices])
 
 
 def trial_value(trial: TrialResult) -> str:

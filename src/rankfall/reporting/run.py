@@ -29,9 +29,9 @@ from rankfall.reporting.blocks import (
     warned,
     words,
 )
-from rankfall.reporting.charts import short
+from rankfall.reporting.charts import estimate, interval, short
 from rankfall.reporting.diagnosis import advice_blocks, advise, diagnosis_blocks, plan_blocks
-from rankfall.reporting.funnel import funnel_chart, stages_in, steps_of
+from rankfall.reporting.funnel import funnel_chart, of_all_losses, stages_in, steps_of
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
@@ -50,15 +50,16 @@ if TYPE_CHECKING:
     from rankfall.reporting.charts import Chart
     from rankfall.reporting.funnel import Step
     from rankfall.studies.results import EvaluationSummary
-    from rankfall.training.cascade_metrics import StageFigures
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.methods import Funnel
 
     Points = dict[str, list[tuple[float, float]]]
+    Tile = tuple[str, str, str, Sequence[str]]
 
 WORST = 10  # lists that are shown
 BINS = 10
 TILES = 8  # figures of the headline
+_UNKNOWN = (math.nan, math.nan)  # interval
 
 _R = TypeVar("_R", bound=Result)
 
@@ -121,7 +122,7 @@ def _metric_blocks(summary: EvaluationSummary) -> list[Block]:
     rows: list[Row] = []
     for name in names:
         value, chance = summary.metrics[name], summary.chance[name]
-        low, high = summary.intervals.get(name, (math.nan, math.nan))
+        low, high = summary.intervals.get(name, _UNKNOWN)
         interval = "none" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
         difference = "none" if math.isnan(value - chance) else f"{value - chance:+z.4f}"
         defined = f"{summary.impressions - summary.undefined[name]:,}"
@@ -254,17 +255,12 @@ def _load(path: Path, kind: type[_R]) -> _R | None:
 def _summary(steps: Sequence[Step], evaluated: _Evaluated, metric: str) -> str:
     """Return the outcome in a sentence or two."""
     summary = evaluated.summary
-    ends = summary.intervals.get(metric)
-    value = short(summary.metrics[metric]) + (f" [{short(ends[0])}, {short(ends[1])}]" if ends else "")
+    value = estimate(summary.metrics[metric], *summary.intervals.get(metric, _UNKNOWN))
     text = f"{shown_name(metric)} is {value} on {summary.split}; chance is {short(summary.chance[metric])}."
     if steps:
         worst = max(steps, key=lambda step: step.lost)
         all_lost = 1 - steps[-1].left
-        share = (
-            f", {100 * worst.lost / all_lost:.0f}\N{NO-BREAK SPACE}% of all losses"
-            if len(steps) > 1 and all_lost > 0
-            else ""
-        )
+        share = of_all_losses(worst.lost / all_lost) if len(steps) > 1 and all_lost > 0 else ""
         text += f" Most relevant items are lost at {worst.stage}: {short(worst.lost)} of all{share}."
     return text
 
@@ -290,17 +286,20 @@ def _headline(evaluated: _Evaluated, metric: str) -> Tiles:
     of_stages = tuple(f"{stage}/" for stage in stages_in(summary.metrics))
     names = [name for name in summary.metrics if name == metric or not name.startswith(of_stages or ("\0",))]
     names.sort(key=lambda name: name != metric)
-    tiles = []
+
+    tiles: list[Tile] = []
     for name in names[:TILES]:
-        ends = summary.intervals.get(name)
-        notes = [*([f"[{short(ends[0])}, {short(ends[1])}]"] if ends else []), f"chance {short(summary.chance[name])}"]
-        tiles.append((shown_name(name), short(summary.metrics[name]), directions([name])[shown_name(name)], notes))
-    return Tiles([*tiles, *map(_kept_tile, summary.funnel or ())])
+        shown, ends = shown_name(name), summary.intervals.get(name, _UNKNOWN)
+        notes = _tile_notes(summary.chance[name], *ends)
+        tiles.append((shown, short(summary.metrics[name]), directions([name])[shown], notes))
+    for stage in summary.funnel or ():
+        notes = _tile_notes(stage.chance, stage.kept.low, stage.kept.high)
+        tiles.append((f"kept by {stage.stage}", short(stage.kept.value), "up", notes))
+    return Tiles(tiles)
 
 
-def _kept_tile(one: StageFigures) -> tuple[str, str, str, list[str]]:
-    ends = [] if math.isnan(one.kept.low) else [f"[{short(one.kept.low)}, {short(one.kept.high)}]"]
-    return f"kept by {one.stage}", short(one.kept.value), "up", [*ends, f"chance {short(one.chance)}"]
+def _tile_notes(chance: float, low: float, high: float) -> list[str]:
+    return [*filter(None, [interval(low, high)]), f"chance {short(chance)}"]
 
 
 def _headline_note(evaluated: _Evaluated) -> str:

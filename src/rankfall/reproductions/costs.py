@@ -26,9 +26,9 @@ from rankfall.losses import pirank_ndcg_loss
 from rankfall.models import MLP, FeatureScaling
 from rankfall.ops import pirank_sort
 from rankfall.reporting.charts import Chart, curves
-from rankfall.reporting.figures import Dots
 from rankfall.reproductions import textbook
 from rankfall.reproductions.protocols import CASCADE_RATES, LIST_RATE, cascade_config, method_sections
+from rankfall.reproductions.published import values_chart
 from rankfall.reproductions.task import Report, sheet
 from rankfall.studies.comparison_plan import make_plan
 from rankfall.training.build import classifies, make_loss, make_optimizer, with_depths
@@ -138,23 +138,29 @@ def _ratio(cost: float, baseline: float) -> float:
 
 def cost_figure(
     reproduction: TrainingCost, here: str, columns: tuple[str, str], costs: Mapping[str, Mapping[str, float]]
-) -> Dots:
+) -> Chart:
     """Draw time and memory relative to the baseline, which do not depend on the machine."""
-    time, memory = reproduction.published.metrics
     (source,) = reproduction.published.values
-    records = [
-        {"method": name, "source": title, "metric": metric, "value": _ratio(row[column], of[base][column])}
-        for title, of, named in (
-            (here, costs, columns),
-            (f"published, {source}", _printed_costs(reproduction), (time, memory)),
-        )
-        for base in [reproduction.baseline]
-        for name, row in of.items()
-        for metric, column in zip(("time", "memory"), named, strict=True)
-        if column in row
-    ]
-    title = f"{reproduction.title}: cost of training relative to {reproduction.baseline}"
-    return Dots(records, title=title, costs=True)
+    named = {"time": 0, "memory": 1}
+    sources: dict[str, tuple[Mapping[str, Mapping[str, float]], Sequence[str]]] = {
+        here: (costs, columns),
+        f"published, {source}": (_printed_costs(reproduction), reproduction.published.metrics),
+    }
+    return values_chart(
+        {
+            title: {
+                name: {
+                    metric: (_ratio(row[of[place]], found[reproduction.baseline][of[place]]),)
+                    for metric, place in named.items()
+                    if of[place] in row
+                }
+                for name, row in found.items()
+            }
+            for title, (found, of) in sources.items()
+        },
+        title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}",
+        costs=True,
+    )
 
 
 # --- losses on ranking lists --------------------------------------------------------------------------------------

@@ -89,12 +89,10 @@ class Column(Section):
     Attributes:
         name: The metric as rankfall spells it, or what the column shows.
         unit: What 1 is printed as, 100 in a column of percent. None: the unit of the table.
-        direction: Whether higher or lower is better. None: as for the metric of that name.
     """
 
     name: str
     unit: Number | None = None
-    direction: Literal["higher", "lower"] | None = None
 
 
 class Marks(Section):
@@ -116,7 +114,7 @@ class PublishedTable(Section):
     """A published table of methods (rows) by metrics (columns), for each data set.
 
     Attributes:
-        columns: Metrics, or columns with their unit and direction.
+        columns: Metrics, or columns with their unit.
         values: For each data set and row, one number per column as printed; null where the paper prints none.
         unit: What 1 is printed as: 100 in tables of percent.
         digits: Decimal places in which values below 1 are shown.
@@ -341,13 +339,6 @@ class CascadeProtocol(Section):
     stage_metrics: list[str] = Field(default_factory=list)
 
 
-def check_names(methods: list[Method]) -> None:
-    names = [method.name for method in methods]
-    for name in names:
-        if names.count(name) > 1:
-            raise RankfallError(f"methods: found {name!r} {names.count(name)} times, expected different names")
-
-
 def check_known(key: str, name: str, methods: list[Method]) -> None:
     names = [method.name for method in methods]
     if name not in names:
@@ -452,16 +443,24 @@ class Reproduction(Section):
         return methods
 
 
-class TableOfMethods(Reproduction):
-    """Methods beside a published table."""
+class WithMethods(Reproduction):
+    """Methods that are trained, all with different names."""
 
     methods: list[Method] = Field(min_length=1)
-    published: PublishedTable
 
     @model_validator(mode="after")
     def _methods_have_different_names(self) -> Self:
-        check_names(self.methods)
+        names = [method.name for method in self.methods]
+        for name in names:
+            if names.count(name) > 1:
+                raise RankfallError(f"methods: found {name!r} {names.count(name)} times, expected different names")
         return self
+
+
+class TableOfMethods(WithMethods):
+    """Methods beside a published table."""
+
+    published: PublishedTable
 
 
 class PublishedOnly(Reproduction, driver="published_only", runner="statistics.published_only", data="none"):
@@ -505,7 +504,7 @@ class ObjectiveComparison(Comparison, driver="objective_comparison", data="impre
     protocol: CascadeProtocol
 
 
-class Sweep(Reproduction, runner="comparisons.sweep"):
+class Sweep(WithMethods, runner="comparisons.sweep"):
     """Methods at every value of one setting, untuned, beside a published sweep.
 
     The variable is part of the methods or of `config`, which are then trained in one comparison, or of `lists`, with
@@ -522,7 +521,6 @@ class Sweep(Reproduction, runner="comparisons.sweep"):
     """
 
     protocol: ListProtocol | CascadeProtocol
-    methods: list[Method] = Field(min_length=1)
     variable: str
     points: list[Number] = Field(default_factory=list)
     metrics: list[str] = Field(default=["joint_recall"], min_length=1)
@@ -534,7 +532,6 @@ class Sweep(Reproduction, runner="comparisons.sweep"):
 
     @model_validator(mode="after")
     def _something_uses_the_variable(self) -> Self:
-        check_names(self.methods)
         shared = variables_in([self.lists, self.config])
         if not shared <= {self.variable}:
             raise RankfallError(f"lists, config: found the variables {sorted(shared)}, expected {self.variable!r} only")
@@ -561,7 +558,7 @@ class Cutoffs(Section):
     k: Positive
 
 
-class CutoffTransfer(Reproduction, driver="cutoff_transfer", runner="transfers.cutoff_transfer"):
+class CutoffTransfer(WithMethods, driver="cutoff_transfer", runner="transfers.cutoff_transfer"):
     """Losses trained for one pair of cut-offs (`m`, `k`) and evaluated on every other.
 
     Attributes:
@@ -572,7 +569,6 @@ class CutoffTransfer(Reproduction, driver="cutoff_transfer", runner="transfers.c
     """
 
     protocol: ListProtocol
-    methods: list[Method] = Field(min_length=1)
     cutoffs: list[Cutoffs] = Field(min_length=1)
     metric: str
     data_set: str
@@ -580,7 +576,6 @@ class CutoffTransfer(Reproduction, driver="cutoff_transfer", runner="transfers.c
 
     @model_validator(mode="after")
     def _methods_use_the_cutoffs(self) -> Self:
-        check_names(self.methods)
         check_variables(self.methods, {"m", "k"}, required={"k"})
         return self
 
@@ -650,7 +645,7 @@ class StageLossComparison(
 
 
 class ObjectiveStream(
-    Reproduction, driver="objective_stream", runner="comparisons.objective_stream", data="impressions"
+    WithMethods, driver="objective_stream", runner="comparisons.objective_stream", data="impressions"
 ):
     """Objectives of a cascade, tested on every day with the models of the days before, untuned.
 
@@ -663,7 +658,6 @@ class ObjectiveStream(
     """
 
     protocol: CascadeProtocol
-    methods: list[Method] = Field(min_length=1)
     metric: Literal["joint_recall"] = "joint_recall"
     lists: Options = Field(default_factory=dict)
     seeds: Positive | None = None
@@ -672,7 +666,6 @@ class ObjectiveStream(
 
     @model_validator(mode="after")
     def _methods_are_known(self) -> Self:
-        check_names(self.methods)
         check_variables(self.methods, set(), required=set())
         check_known("leader", self.leader, self.methods)
         return self

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankfall.metrics.significance import student_quantile
-from rankfall.reporting.charts import curves
-from rankfall.reporting.figures import Dots
+from rankfall.reporting.charts import curves, dots
 from rankfall.reproductions.paper_schema import Measured, mean_of
 from rankfall.reproductions.task import Report, few_seeds_note, sheet
 from rankfall.studies.compare import LEAST_SEEDS, LEVEL
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     Apart = Callable[[str, str], bool]  # whether two methods are distinguishable
     Curves = Mapping[str, Mapping[Number, float]]  # a value for each method and point
+    Rows = Mapping[str, Mapping[str, tuple[float, ...]]]  # values by method and metric
 
 NO_CLAIM = "too few seeds: no claim"
 ROWS = ("pairs in published order", "not distinguishable here", "not distinguishable in print")  # of sheets
@@ -195,21 +195,19 @@ class TableResult:
 
     def published_methods(self) -> dict[str, str]:
         """Names of the methods as published that have results, by printed row."""
-        improved = {method.name for method in self.methods if method.variant == "sound"}
-        rows = {method.name: method.row or method.name for method in self.methods}
-        found: dict[str, str] = {}
-        for method in self.comparison.methods:
-            if method.name not in improved:
-                found.setdefault(rows.get(method.name, method.name), method.name)
-        return found
+        return {row: names[0] for row, names in self._by_row(improved=False).items()}
 
     def improved_methods(self) -> dict[str, list[str]]:
         """Names of our better versions that have results, by printed row."""
-        trained = {method.name for method in self.comparison.methods}
+        return self._by_row(improved=True)
+
+    def _by_row(self, *, improved: bool) -> dict[str, list[str]]:
+        known = {method.name: method for method in self.methods}
         found: dict[str, list[str]] = {}
-        for method in self.methods:
-            if method.variant == "sound" and method.name in trained:
-                found.setdefault(method.row or method.name, []).append(method.name)
+        for name in (method.name for method in self.comparison.methods):
+            method = known.get(name)
+            if (method is not None and method.variant == "sound") == improved:
+                found.setdefault((method and method.row) or name, []).append(name)
         return found
 
     def means(self, metric: str) -> dict[str, float]:
@@ -218,19 +216,19 @@ class TableResult:
 
     def agreements(self) -> dict[str, dict[str, Agreement]]:
         """Pairs of methods in the published order, by data set and metric."""
+        labels, published = self.published_methods(), self.published
         return {
-            data: {metric: self._agreement(data, metric) for metric in self.published.metrics}
-            for data in self.published.values
+            data: {
+                metric: agreement(
+                    {row: self.means(metric)[name] for row, name in labels.items()},
+                    printed_column(published, data, metric),
+                    apart_here(self.comparison, metric, labels),
+                    runs=published.runs,
+                )
+                for metric in published.metrics
+            }
+            for data in published.values
         }
-
-    def _agreement(self, data: str, metric: str) -> Agreement:
-        labels, means = self.published_methods(), self.means(metric)
-        return agreement(
-            {row: means[name] for row, name in labels.items()},
-            printed_column(self.published, data, metric),
-            apart_here(self.comparison, metric, labels),
-            runs=self.published.runs,
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Content of ``results.json``, with published numbers as printed."""
@@ -300,24 +298,21 @@ def format_value(value: float, digits: int = 3) -> str:
     return text.replace("0.", ".", 1) if text.startswith("0.") else text
 
 
-def _column(values: Mapping[str, Mapping[str, float]], metric: str) -> dict[str, float]:
-    return {name: by_metric[metric] for name, by_metric in values.items() if metric in by_metric}
-
-
 def _sheet(title: str, data: str, published: PublishedTable, agreements: Mapping[str, Agreement]) -> Table:
-    values = published.figures(data)
-    metrics = [metric for metric in published.metrics if _column(values, metric)]
-    best = {metric: (max if higher_is_better(metric) else min)(_column(values, metric).values()) for metric in metrics}
+    values, best = published.figures(data), {}
+    for metric in published.metrics:
+        if column := [row[metric] for row in values.values() if metric in row]:
+            best[metric] = (max if higher_is_better(metric) else min)(column)
 
     def cell(row: Mapping[str, float], metric: str) -> str:
         if metric not in row:
             return ""
         return f"{format_value(row[metric], published.digits)}{' <' * (row[metric] == best[metric])}"
 
-    rows = [[name, *(cell(row, metric) for metric in metrics)] for name, row in values.items()]
+    rows = [[name, *(cell(row, metric) for metric in best)] for name, row in values.items()]
     if any(one.printed_pairs for one in agreements.values()):
-        rows += [[], *agreement_rows(agreements[metric] for metric in metrics)]
-    return sheet(f"published: {title}, {data}", ["method", *metrics], rows)
+        rows += [[], *agreement_rows(agreements[metric] for metric in best)]
+    return sheet(f"published: {title}, {data}", ["method", *best], rows)
 
 
 def _variants_sheet(result: TableResult, metric: str) -> Table:
@@ -361,28 +356,48 @@ def _gain(result: TableResult, metric: str, name: str, before: str) -> str:
     return f"{means[name] - means[before]:+z.4f}, too few seeds"
 
 
-def _figure(result: TableResult) -> Dots:
-    return Dots(
-        _records(result),
-        title=f"{result.title}, here and as published",
-        few_seeds=result.data.name if len(result.comparison.seeds) < LEAST_SEEDS else None,
-    )
-
-
-def _records(result: TableResult) -> list[dict[str, Any]]:
-    records = []
+def _figure(result: TableResult) -> Chart:
+    here, published = result.data.name, result.published
+    ours: dict[str, dict[str, tuple[float, ...]]] = {}
     for method in result.comparison.methods:
-        for metric in result.published.metrics:
-            measured = method.metrics[metric]
-            record = {"method": method.name, "source": result.data.name, "metric": metric}
-            records.append(record | {"value": measured.mean, "low": measured.low, "high": measured.high})
-    for data in result.published.values:
-        for name, row in result.published.figures(data).items():
-            records += [
-                {"method": name, "source": f"published, {data}", "metric": metric, "value": value}
-                for metric, value in row.items()
-            ]
-    return records
+        found = {metric: method.metrics[metric] for metric in published.metrics}
+        ours[method.name] = {metric: (one.mean, one.low, one.high) for metric, one in found.items()}
+    sources: dict[str, Rows] = {here: ours}
+    for data in published.values:
+        rows = published.figures(data).items()
+        sources[f"published, {data}"] = {
+            name: {metric: (value,) for metric, value in row.items()} for name, row in rows
+        }
+    few_seeds = here if len(result.comparison.seeds) < LEAST_SEEDS else ""
+    return values_chart(sources, title=f"{result.title}, here and as published", few_seeds=few_seeds)
+
+
+def values_chart(sources: Mapping[str, Rows], *, title: str, costs: bool = False, few_seeds: str = "") -> Chart:
+    """Return a panel for each metric and source with the value of every method, in the order of the paper.
+
+    Args:
+        sources: Values, with intervals if they are known, by source, method and metric.
+        title: Title of the figure.
+        costs: Whether lower values of all metrics are better.
+        few_seeds: A source with too few seeds, which makes no claim, so that its best values have no mark.
+    """
+    metrics = dict.fromkeys(metric for methods in sources.values() for row in methods.values() for metric in row)
+    panels, best = {}, {}
+    for metric, (source, methods) in itertools.product(metrics, sources.items()):
+        values = {name: row.get(metric, ()) for name, row in methods.items()}
+        known = {name: of[0] for name, of in values.items() if of}
+        if known:
+            higher = not costs and higher_is_better(metric)
+            name = f"{source}: {metric}{'' if higher else ' (lower is better)'}"
+            panels[name] = values
+            if len(known) > 1 and source != few_seeds:
+                top = (max if higher else min)(known.values())
+                best[name] = [method for method, value in known.items() if value == top]
+    marks = "red: best of a panel"
+    if any(len(values) > 1 for rows in panels.values() for values in rows.values()):
+        marks += "; lines: 95 % confidence intervals"
+    marks += f"; {few_seeds}: too few seeds, no claim which is best" if few_seeds else ""
+    return dots(panels, title=title, caption=marks, best=best, least=720 // len(sources) - 8)
 
 
 Point = TypeVar("Point")
@@ -446,6 +461,11 @@ class SweepResult:
         return list(dict.fromkeys(run.point for run in self.runs))
 
     @property
+    def single(self) -> bool:
+        """Whether a single method was published, whose points are compared instead of methods."""
+        return all(len(methods) == 1 for methods in self.published.values.values())
+
+    @property
     def metrics(self) -> list[str]:
         """Published metrics that we measured, the drawn one first."""
         printed = {cell.column for cell in self.published.cells()}
@@ -480,7 +500,7 @@ class SweepResult:
     def agreements(self, source: str, metric: str | None = None) -> dict[str, Agreement]:
         """Pairs of methods in the published order at each point; for a single method, pairs of points."""
         metric = metric or self.metric
-        if all(len(methods) == 1 for methods in self.published.values.values()):
+        if self.single:
             (method,) = self.published.values[source]
             return {method: self._agreement_of_points(source, metric, method)}
         return {f"{point:g}": self._agreement_at(source, metric, point) for point in self.points}
@@ -512,23 +532,13 @@ class SweepResult:
         return agreement(ours, printed, apart if claims else None, runs=self.published.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """Content of ``results.json``, with published numbers as printed.
-
-        With several published data sets, those of the first are also where a single one is.
-        """
+        """Content of ``results.json``, with published numbers as printed."""
         parts = {
             title: {"comparison": comparison.to_json(), "data": self.data.summary()}
             for title, comparison in self.comparisons.items()
         }
-        published, shown = self.published, {}
-        if first := next(iter(published.values), None):
-            shown = {
-                "source": first,
-                "figures": {
-                    method: [{"at": point, self.metric: value} for point, value in curve.items()]
-                    for method, curve in published.figures(first, self.metric).items()
-                },
-            }
+        published = self.published
+        first = next(iter(published.values), None)
         agreements = {
             source: {metric: self.agreements(source, metric) for metric in self.metrics} for source in published.values
         }
@@ -541,7 +551,6 @@ class SweepResult:
             "published": {
                 "title": self.title,
                 "along": published.along,
-                **shown,
                 "sources": {
                     source: {
                         metric: {
@@ -600,12 +609,24 @@ def _at_point(curves: Curves, point: Number) -> dict[str, float]:
 def _sweep_sheet(result: SweepResult, metric: str) -> Table:
     points = sorted({*result.points, *result.published.points})
     sources, along = list(result.published.values), result.published.along
-    single = all(len(methods) == 1 for methods in result.published.values.values())
-    marked = result.claims and bool(sources)
-    body = _curve_rows("here", result.curves(metric), points, single=single, marked=marked)
+    single = result.single
+
+    def rows_of(source: str, curves: Curves, *, marked: bool = True) -> list[list[str]]:
+        """A row per method; the best value is marked among methods at a point, or among the points of a single one."""
+        rows = []
+        for method, curve in curves.items():
+            row = [f"{method}, {source}"]
+            for point in points:
+                rivals: Mapping[Any, float] = curve if single else _at_point(curves, point)
+                best = marked and point in curve and curve[point] == max(rivals.values())
+                row.append(f"{format_value(curve[point], 4)}{' <' * best}" if point in curve else "")
+            rows.append(row)
+        return rows
+
+    body = rows_of("here", result.curves(metric), marked=result.claims and bool(sources))
     for source in sources:
         label = "published" if len(sources) == 1 else f"published, {source}"
-        body += [[], *_curve_rows(label, result.published.figures(source, metric), points, single=single)]
+        body += [[], *rows_of(label, result.published.figures(source, metric))]
     for source in sources:
         agreements = result.agreements(source, metric)
         compared = "points" if single else "methods"
@@ -620,30 +641,6 @@ def _sweep_sheet(result: SweepResult, metric: str) -> Table:
         body = [[*row, format_value(max(curve) - min(curve))] for row, curve in zip(body, curves, strict=True)]
         return sheet(title, [*columns, "best - worst"], body)
     return sheet(f"{title}, and as published ({', '.join(sources)})", columns, body)
-
-
-def _curve_rows(
-    source: str, curves: Curves, points: Sequence[Number], *, single: bool, marked: bool = True
-) -> list[list[str]]:
-    """A row per method; the best value is marked among methods at a point, or among the points of a single method."""
-
-    def rivals(curve: Mapping[Number, float], point: Number) -> Mapping[Any, float]:
-        if not marked:
-            return {}
-        return curve if single else _at_point(curves, point)
-
-    return [
-        [f"{method}, {source}", *(_cell(curve, point, rivals(curve, point)) for point in points)]
-        for method, curve in curves.items()
-    ]
-
-
-def _cell(curve: Mapping[Number, float], point: Number, rivals: Mapping[Any, float]) -> str:
-    """The value, marked if it is the best of those it is compared with."""
-    if point not in curve:
-        return ""
-    best = max(rivals.values(), default=None)
-    return f"{format_value(curve[point], 4)}{' <' * (curve[point] == best)}"
 
 
 def _sweep_figure(result: SweepResult) -> Chart:

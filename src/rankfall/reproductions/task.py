@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from rankfall.reporting.figures import Drawn
+    from rankfall.reporting.charts import Chart
     from rankfall.reproductions.data import DataSource, ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method
     from rankfall.studies.results import ComparisonResult
@@ -148,7 +148,7 @@ class Report:
 
     comparisons: Sequence[tuple[str, ComparisonResult]] = ()
     sheets: Sequence[Table]
-    plots: Mapping[str, Drawn]
+    plots: Mapping[str, Chart]
     results: dict[str, Any]
     notes: Sequence[str] = field(default_factory=list)
 

@@ -26,15 +26,11 @@ from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import validate_spec
 from rankfall.data.sources.recflow import FEEDBACK, HISTORY, HISTORY_LENGTH, ITEM_IDS, USER_IDS, ZONE, sequence_column
 from rankfall.simulation.platform import MIX, PRERANK, portion_edges
-from rankfall.simulation.simulate import item_columns
+from rankfall.simulation.simulate import RecFlowTables, item_columns, user_columns
 from rankfall.simulation.world import (
-    AGES,
     DAY,
     FIRST_DAY,
-    GENDERS,
     NO_ITEM,
-    PROVINCES,
-    UPLOAD_TYPES,
     generator,
     mixed,
     normal,
@@ -209,6 +205,7 @@ STAGES = ("retrieval_neg", "preranking_neg", "ranking_neg", "answered")
 RELEVANT = "effective_view"
 INCLUSION = "inclusion"
 ITEM = "video_id"
+GROWING = ("user_id", "device_id", "video_id", "author_id")  # ids with a vocabulary
 _PARTS = ("weekday", "hour")
 SECOND = 1000  # ms
 
@@ -219,16 +216,10 @@ def loop_spec(platform: Platform) -> Spec:
     Users, items and authors have vocabularies, which can grow. Relevant items are those that were viewed: stages are
     what the models of earlier days decided, and a model that learned from them would imitate itself.
     """
-    preset = platform.preset
-    counts = {
-        "age": AGES,
-        "gender": GENDERS,
-        "province": PROVINCES,
-        "category_level_two": preset.categories * preset.subcategories,
-        "category_level_one": preset.categories,
-        "upload_type": UPLOAD_TYPES,
-    }
-    ids = {name: _ids(counts.get(name)) for name in (*USER_IDS, *ITEM_IDS)}
+    counts = RecFlowTables(platform, days=1).id_counts
+    fixed = {name: {"kind": "categorical", "num_buckets": count} for name, count in counts.items()}
+    growing = {name: {"kind": "categorical", "vocabulary": True} for name in GROWING}
+    ids = {name: (fixed | growing)[name] for name in (*USER_IDS, *ITEM_IDS)}
     times = {part: {"kind": "time", "part": part, "embedding": part} for part in _PARTS}
     upload = {"column": "upload_timestamp", "unit": "s"}
     content: dict[str, Any] = {
@@ -260,10 +251,6 @@ def loop_spec(platform: Platform) -> Spec:
         },
     }
     return validate_spec(content)
-
-
-def _ids(count: int | None) -> dict[str, Any]:
-    return {"kind": "categorical", **({"vocabulary": True} if count is None else {"num_buckets": count})}
 
 
 def item_rows(items: Items, chosen: Integers) -> pl.DataFrame:
@@ -307,7 +294,7 @@ def request_rows(platform: Platform, requests: Requests) -> pl.DataFrame:
     columns = {
         "request_id": _request_ids(requests),
         "request_timestamp": requests.time,
-        **_user_columns(platform, requests),
+        **user_columns(platform.users, requests.user, requests.device),
     }
     lists = {sequence_column(name): values for name, values in _history(platform.items, requests).items()}
     return pl.DataFrame(columns).with_columns(pl.Series(name, values) for name, values in lists.items())
@@ -316,7 +303,7 @@ def request_rows(platform: Platform, requests: Requests) -> pl.DataFrame:
 def request_bodies(platform: Platform, requests: Requests, k: int) -> list[dict[str, Any]]:
     """Return the bodies of ``POST /rank``. Items that the user viewed lately are not wanted again."""
     ids, times = _request_ids(requests).tolist(), requests.time.tolist()
-    users = pl.DataFrame(_user_columns(platform, requests)).to_dicts()
+    users = pl.DataFrame(user_columns(platform.users, requests.user, requests.device)).to_dicts()
     history = pl.DataFrame(_history(platform.items, requests)).to_dicts()
     return [
         {
@@ -354,17 +341,6 @@ def request_events(portion: LivePortion, reactions: LiveReactions) -> list[list[
 
 def _request_ids(requests: Requests) -> NDArray[np.str_]:
     return requests.number.astype(str)
-
-
-def _user_columns(platform: Platform, requests: Requests) -> dict[str, Integers]:
-    users, user = platform.users, requests.user
-    return {
-        "user_id": user,
-        "device_id": requests.device,
-        "age": users.age[user],
-        "gender": users.gender[user],
-        "province": users.province[user],
-    }
 
 
 def _history(items: Items, requests: Requests) -> dict[str, list[list[int]]]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from rankfall.data.impressions.spec import Spec
     from rankfall.simulation.platform import RecentViews, ServedPortion
-    from rankfall.simulation.world import Items
+    from rankfall.simulation.world import Items, Users
 
     Integers = NDArray[np.int64]
     OnRequests = Callable[[int], None]
@@ -80,19 +80,15 @@ class RecFlowTables:
 
     def rows(self, portion: ServedPortion) -> pl.DataFrame:
         """Return one row per request and logged item."""
-        users, requests, served = self._platform.users, portion.requests, portion.served
+        requests, served = portion.requests, portion.served
         real = portion.items != NO_ITEM
         row = np.nonzero(real)[0]
-        user, item = requests.user[row], portion.items[real]
+        item = portion.items[real]
         rank_index, rerank_index = served.rank_index[real], served.rerank_index[real]
         columns: dict[str, Integers] = {
             "request_id": requests.number[row],
             "request_timestamp": requests.time[row],
-            "user_id": user,
-            "device_id": requests.device[row],
-            "age": users.age[user],
-            "gender": users.gender[user],
-            "province": users.province[user],
+            **user_columns(self._platform.users, requests.user[row], requests.device[row]),
             **item_columns(self._platform.items, item),
             "rerank_pos": (rerank_index >= 0) & (rerank_index < POSITIVES),
             "rerank_neg": rerank_index >= POSITIVES,
@@ -122,6 +118,17 @@ class RecFlowTables:
     def items(self, seen: Integers) -> pl.DataFrame:
         """Return one row per item."""
         return pl.DataFrame(item_columns(self._platform.items, seen))
+
+
+def user_columns(users: Users, chosen: Integers, device: Integers) -> dict[str, Integers]:
+    """Return RecFlow's columns of users and their devices."""
+    return {
+        "user_id": chosen,
+        "device_id": device,
+        "age": users.age[chosen],
+        "gender": users.gender[chosen],
+        "province": users.province[chosen],
+    }
 
 
 def item_columns(items: Items, chosen: NDArray[np.integer]) -> dict[str, Integers]:
@@ -328,7 +335,7 @@ def simulate_log(
         encoding = Encoding(spec)
         writer: LogWriter | None = None
         counts = Counts()
-        seen = _Seen()
+        seen: set[int] = set()
         for portion in platform.run(simulation.days):
             rows = tables.rows(portion)
             assembled = assemble(rows, encoding, seed=simulation.seed, requests=tables.requests(portion))
@@ -336,7 +343,7 @@ def simulate_log(
             writer = writer or LogWriter(directory, spec, encoding.features, impressions.schema)
             writer.write(day, impressions)
             counts += assembled.counts
-            seen.add(portion.items)
+            seen.update(portion.items[portion.items != NO_ITEM].tolist())
             on_requests(len(portion.items))
         assert writer is not None  # there is at least one day with one request
         about: dict[str, Any] = {
@@ -347,7 +354,7 @@ def simulate_log(
         }
         if tables.per_request:
             about["item_features"] = "per request"
-        writer.finish(item_table(tables.items(seen.numbers()), encoding), {}, about)
+        writer.finish(item_table(tables.items(np.array(sorted(seen), np.int64)), encoding), {}, about)
     return ImpressionLog.load(out)
 
 
@@ -370,7 +377,7 @@ def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = 
         tables = _tables(platform, simulation.days)
         encoding = Encoding(growth.log.spec)
         counts = Counts.from_json(about["counts"])
-        seen = _Seen()
+        seen: set[int] = set()
         for portion in platform.run(simulation.days):
             rows = tables.rows(portion)  # also of existing days, which update the statistics
             if portion.day not in growth.log.days:
@@ -378,10 +385,10 @@ def append_days(simulation: Simulation, out: Path, *, on_requests: OnRequests = 
                 ((day, impressions),) = assembled.days
                 growth.write(day, impressions)
                 counts += assembled.counts
-            seen.add(portion.items)
+            seen.update(portion.items[portion.items != NO_ITEM].tolist())
             on_requests(len(portion.items))
         about = about | simulation.to_json() | {"counts": counts.to_json()}
-        growth.finish(item_table(tables.items(seen.numbers()), encoding), about)
+        growth.finish(item_table(tables.items(np.array(sorted(seen), np.int64)), encoding), about)
     return ImpressionLog.load(out)
 
 
@@ -446,20 +453,3 @@ def simulate_recflow(
                 writer.write(portion, rows if truth else rows.drop(TRUTH), platform.items)
                 on_requests(len(portion.items))
             return writer.finish({**simulation.to_json(), "truth": truth})
-
-
-class _Seen:
-    """The set of logged items."""
-
-    def __init__(self) -> None:
-        self._seen = np.zeros(0, np.bool_)
-
-    def add(self, items: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        """Add items, except NO_ITEM."""
-        numbers = items[items != NO_ITEM]
-        if (largest := int(numbers.max(initial=0))) >= len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros(largest + 1 - len(self._seen), np.bool_)])
-        self._seen[numbers] = True
-
-    def numbers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.flatnonzero(self._seen)

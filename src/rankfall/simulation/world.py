@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -28,10 +28,12 @@ DRIFT = 0.03  # the share of the personal part that is replaced each day
 MEMORY = 0.8  # the share of the recent part that remains after a day
 LIFETIME, LIFETIME_SPREAD = 4.0, 1.0  # days: median, deviation of the logarithm
 
-_PURPOSES = ("world", "users", "births", "past", "drift", "requests", "matching", "production", "feedback", "noise")
 Purpose = Literal[
     "world", "users", "births", "past", "drift", "requests", "matching", "production", "feedback", "noise"
 ]
+
+
+_PURPOSES = get_args(Purpose)
 
 
 def generator(seed: int, purpose: Purpose, *place: int) -> np.random.Generator:
