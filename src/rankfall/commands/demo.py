@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 LOOP_DAYS = 4
 
 
-@command(
-    "rankfall demo",
-    "rankfall demo --out demo --seed 1",
-    "rankfall demo --quick --json",
-    "rankfall demo --loop --out loop",
-    "rankfall demo --loop --out loop --days 8",
-)
+@command()
 def demo(
     out: Path | None = None,
     seed: Seed = 0,
@@ -60,14 +54,18 @@ def demo(
     of each day reaches: joint recall of the truly best items, and reward, the effective views per request. Ctrl-C ends
     all processes; the same command with the same --out continues.
 
-    Args:
+    Options:
         out: Output directory. Default: not kept.
-        seed: Random seed.
-        force: Replace existing output.
         quick: Run a reduced version: a few hundred impressions, in seconds.
         loop: Serve simulated users and learn from them, day after day, as processes.
         days: Days to serve, with --loop. Default: 4.
-        as_json: Print the result as JSON.
+
+    Examples:
+        rankfall demo
+        rankfall demo --out demo --seed 1
+        rankfall demo --quick --json
+        rankfall demo --loop --out loop
+        rankfall demo --loop --out loop --days 8
     """
     if loop:
         _demo_loop(out, seed, force, quick, LOOP_DAYS if days is None else days, as_json)

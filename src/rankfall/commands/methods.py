@@ -98,26 +98,25 @@ class Method:
     place: str = ""
 
 
-@command(
-    "rankfall methods",
-    "rankfall methods lcron",
-    "rankfall methods --kind loss",
-    "rankfall methods ndcg",
-    "rankfall methods joint_value",
-    "rankfall methods --kind operator --json",
-    "rankfall methods ./my_loss.py:focal",
-    name={"argument": "NAME"},
-)
+@command(name={"argument": "NAME"})
 def methods(name: str | None = None, kind: Kind | None = None, as_json: bool = False) -> None:
     """List all methods (operators, losses, objectives, metrics) and models with their papers, or explain one.
 
     With NAME, prints the definition and the options of a component. Your own components are listed if installed
     packages declare them as entry points. Others are named by a reference, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
 
-    Args:
+    Options:
         name: Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.
         kind: List the components of one kind only.
-        as_json: Print the result as JSON.
+
+    Examples:
+        rankfall methods
+        rankfall methods lcron
+        rankfall methods --kind loss
+        rankfall methods ndcg
+        rankfall methods joint_value
+        rankfall methods --kind operator --json
+        rankfall methods ./my_loss.py:focal
     """
     if name is not None:
         _show_one(name, kind, as_json)

@@ -29,34 +29,14 @@ if TYPE_CHECKING:
 
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
-_CHECK = {
-    "help": "Read everything, write nothing, and list every problem with its number and first places. The exit code "
-    "is 1 if one of them is an error."
-}
-_SKIP_BAD = {
-    "metavar": "N",
-    "help": "Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a "
-    "whole. With more bad rows nothing is written.",
-    "show_default": "a bad row is an error",
-}
 
 
 @verb(
     preparing.letor,
-    "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
-    "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
-    "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
-    "rankfall prepare letor Fold1/*.txt --check",
-    "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
     source={"argument": "SRC...", "kind": list[str]},
-    groups={
-        "kind": list[Path],
-        "help": "File of group sizes for files without qid; once per SRC, in the same order. Default: FILE.query or "
-        "FILE.group beside FILE.",
-    },
+    groups={"kind": list[Path]},
     standardise={"metavar": "SPLIT"},
     skip_bad={"metavar": "N"},
-    check=_CHECK,
     features={"max": 99_999_999},
     first_id={"max": 1},
     threads={"max": 1024},
@@ -66,6 +46,17 @@ def letor(call: Call, as_json: bool = False) -> None:
 
     Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
     does not grow with the files. --check lists every problem of the files instead.
+
+    Options:
+        groups: File of group sizes for files without qid; once per SRC, in the same order. Default: FILE.query or
+            FILE.group beside FILE.
+
+    Examples:
+        rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train
+        rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007
+        rankfall prepare letor train=rank.train --groups rank.train.query --out example
+        rankfall prepare letor Fold1/*.txt --check
+        rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p
     """
     sources: list[str] = call["source"]
     call.given["source"] = _splits(sources)
@@ -89,24 +80,12 @@ def letor(call: Call, as_json: bool = False) -> None:
 
 @verb(
     preparing.rows,
-    "rankfall prepare rows log/ --spec spec.yaml --out impressions",
-    "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
-    "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
-    "rankfall prepare rows log/ --spec spec.yaml --check",
-    "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
-    "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
-    "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
-    "rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions",
-    "rankfall prepare rows 2024-02-01.parquet --append impressions",
-    "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
-    "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
     source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
     items=TABLE,
     users=TABLE,
     requests=TABLE,
     append={"metavar": "LOG"},
-    check=_CHECK,
-    skip_bad=_SKIP_BAD,
+    skip_bad={"metavar": "N"},
 )
 def rows(call: Call, as_json: bool = False) -> None:
     """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
@@ -116,22 +95,30 @@ def rows(call: Call, as_json: bool = False) -> None:
     --append LOG adds new days to a prepared log; the result is the same as if all days had been prepared at once.
     With --grow, new values of vocabularies get ids behind the known ones, whose ids never change.
     --json prints the manifest, or the problems.
+
+    Examples:
+        rankfall prepare rows log/ --spec spec.yaml --out impressions
+        rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions
+        rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions
+        rankfall prepare rows log/ --spec spec.yaml --check
+        rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions
+        rankfall prepare rows --spec spec_with_a_source.yaml --out impressions
+        rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions
+        rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions
+        rankfall prepare rows 2024-02-01.parquet --append impressions
+        rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen
+        rankfall prepare rows 2024-02-02.parquet --append impressions --grow
     """
     _report(_prepare(call, as_json=as_json), as_json=as_json)
 
 
 @verb(
     preparing.recflow,
-    "rankfall prepare recflow RecFlow --out impressions",
-    "rankfall prepare recflow RecFlow --check",
-    "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
-    "rankfall prepare recflow RecFlow --append impressions",
     source={"argument": "SRC", "exists": True, "file_okay": False, "kind": Path},
     stages={"kind": Literal["2", "3"]},
     days={"metavar": "FIRST..LAST"},
     append={"metavar": "LOG"},
-    check=_CHECK,
-    skip_bad=_SKIP_BAD,
+    skip_bad={"metavar": "N"},
 )
 def recflow(call: Call, as_json: bool = False) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
@@ -139,6 +126,12 @@ def recflow(call: Call, as_json: bool = False) -> None:
     Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
     prepared log; the result is the same as if all days had been prepared at once. --json prints the manifest of the
     log.
+
+    Examples:
+        rankfall prepare recflow RecFlow --out impressions
+        rankfall prepare recflow RecFlow --check
+        rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions
+        rankfall prepare recflow RecFlow --append impressions
     """
     if call["stages"] is not None:
         call.given["stages"] = int(call["stages"])

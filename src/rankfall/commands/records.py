@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 @verb(
     api.collect,
-    "rankfall collect nats://127.0.0.1:4222/shop records --follow",
-    "rankfall collect kafka://127.0.0.1:9092/shop records",
     url={"argument": "URL"},
-    out={"argument": "DIR", "help": "Directory to write to; earlier files stay."},
-    follow={"help": "Wait for further messages until SIGTERM or Ctrl-C."},
+    out={"argument": "DIR"},
 )
 def collect(call: Call, as_json: bool = False) -> None:
     """Write the samples and events that services sent to a broker to files.
@@ -40,6 +37,14 @@ def collect(call: Call, as_json: bool = False) -> None:
     rankfall serve --samples URL sends them. DIR gets the files that rankfall serve --samples DIR writes. Messages are
     acknowledged after their records are on disk: the command can be killed and run again. With --follow it connects
     again if the broker was down. Messages that hold no records are counted, and kept in DIR/rejected.
+
+    Options:
+        out: Directory to write to; earlier files stay.
+        follow: Wait for further messages until SIGTERM or Ctrl-C.
+
+    Examples:
+        rankfall collect nats://127.0.0.1:4222/shop records --follow
+        rankfall collect kafka://127.0.0.1:9092/shop records
     """
     with stoppable_work(lambda: f"the same command continues {call['out']}") as (display, stop):
         result = call(display, stop=stop)
@@ -57,14 +62,9 @@ def collect(call: Call, as_json: bool = False) -> None:
 
 @verb(
     api.join,
-    "rankfall join recorded --spec spec.yaml --items items.parquet --out log",
-    "rankfall join recorded --spec spec.yaml --items items.parquet --out log --follow",
-    "rankfall join replay --spec spec.yaml --out log --wait 0 --close --parity 1",
-    directory={"argument": "DIR", "help": "Directory that 'rankfall serve --samples' writes."},
-    out={"metavar": "LOG", "help": "Log that gets the days; it is created if it is missing."},
+    directory={"argument": "DIR"},
+    out={"metavar": "LOG"},
     wait={"metavar": "DURATION"},
-    close={"help": "Close all days that have samples now, as at the end of a replay."},
-    follow={"help": "Wait for new records, and close days when these are complete."},
     poll={"min": 0.1},
     bundles={"metavar": "DIR"},
 )
@@ -77,6 +77,17 @@ def join(call: Call, as_json: bool = False) -> None:
     of each day. Requests and events that the log cannot have are set apart there, with the reason, and the day is
     closed without them. If what the log would have of more requests than --parity-limit allows differs from what a
     model received, the day is not closed.
+
+    Options:
+        directory: Directory that 'rankfall serve --samples' writes.
+        out: Log that gets the days; it is created if it is missing.
+        close: Close all days that have samples now, as at the end of a replay.
+        follow: Wait for new records, and close days when these are complete.
+
+    Examples:
+        rankfall join recorded --spec spec.yaml --items items.parquet --out log
+        rankfall join recorded --spec spec.yaml --items items.parquet --out log --follow
+        rankfall join replay --spec spec.yaml --out log --wait 0 --close --parity 1
     """
     out = call["out"]
     with stoppable_work(lambda: f"the same command continues {out}") as (display, stop):
@@ -113,14 +124,7 @@ def _days_table(rows: list[dict[str, Any]]) -> Table:
     return table(columns, cells, **PLAIN)
 
 
-@verb(
-    api.clean,
-    "rankfall clean",
-    "rankfall clean runs prepared --dry-run",
-    "rankfall clean --json",
-    directories={"argument": "DIR"},
-    dry_run={"help": "Change nothing; print what would be done."},
-)
+@verb(api.clean, directories={"argument": "DIR"})
 def clean(call: Call, as_json: bool = False) -> None:
     """Remove temporary files and directories of processes that have died.
 
@@ -128,6 +132,14 @@ def clean(call: Call, as_json: bool = False) -> None:
     Commands remove what an earlier one left beside their own output; this command removes it everywhere. Files of
     living processes are locked and stay. The earlier content of a directory is restored if a process died while it
     replaced that directory.
+
+    Options:
+        dry_run: Change nothing; print what would be done.
+
+    Examples:
+        rankfall clean
+        rankfall clean runs prepared --dry-run
+        rankfall clean --json
     """
     result: CleaningResult = call()
     if as_json:

@@ -37,20 +37,9 @@ LISTED = {
 
 @verb(
     api.reproduce,
-    "rankfall reproduce --list",
-    "rankfall reproduce arf-table2 --quick",
-    "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
-    "rankfall reproduce pirank-table1 --data mq2007",
-    "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
-    "rankfall reproduce dftopk-table1 --data prepared/recflow",
-    "rankfall reproduce pirank-figure7 --json",
     listing={"flag": "list"},
-    name={"argument": "NAME", "help": "Name of a table or figure (see --list).", "default": None},
-    quick={"help": "Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes."},
-    methods={
-        "metavar": "FILE",
-        "help": "Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
-    },
+    name={"argument": "NAME", "default": None},
+    methods={"metavar": "FILE"},
 )
 def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
@@ -60,10 +49,20 @@ def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     the gaps between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all
     runs; runs that exist are not repeated. --json prints the content of results.json.
 
-    Args:
-        call: The reproduction.
+    Options:
         listing: List all reproductions, what they show and how long they take.
-        as_json: Print the result as JSON.
+        name: Name of a table or figure (see --list).
+        quick: Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes.
+        methods: Also run methods of your own: a YAML file with their names and what they change, as in a comparison.
+
+    Examples:
+        rankfall reproduce --list
+        rankfall reproduce arf-table2 --quick
+        rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss
+        rankfall reproduce pirank-table1 --data mq2007
+        rankfall reproduce lcron-table2 --quick --methods mine.yaml
+        rankfall reproduce dftopk-table1 --data prepared/recflow
+        rankfall reproduce pirank-figure7 --json
     """
     if listing:
         _list(as_json)

@@ -38,16 +38,7 @@ if TYPE_CHECKING:
     from rankfall.api import TrainedRun
 
 
-@verb(
-    api.train,
-    "rankfall train config.yaml --out runs/first",
-    "rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda",
-    "rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2",
-    "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
-    "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
-    seed={"help": "Short for training.seed=N.", "show_default": "that of CONFIG"},
-    timeout={"min": 1},
-)
+@verb(api.train, timeout={"min": 1})
 def train(call: Call, as_json: bool = False) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
@@ -57,6 +48,16 @@ def train(call: Call, as_json: bool = False) -> None:
 
     Under torchrun several processes train together; each takes a share of every batch. If torchrun restarts them, they
     continue the run. With --engine ray, Ray starts and restarts the processes.
+
+    Options:
+        seed: Short for training.seed=N. Default: that of CONFIG.
+
+    Examples:
+        rankfall train config.yaml --out runs/first
+        rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda
+        rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2
+        torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first
+        rankfall train config.yaml --engine ray --workers 8 --out runs/first
     """
     first, world = whole_number_of("RANK", 0) == 0, whole_number_of("WORLD_SIZE", 1)
     with _watched(call["out"], first=first, world=world) as (display, stop):
@@ -148,15 +149,7 @@ def _table(run: TrainedRun) -> Table:
 # --- several runs ---------------------------------------------------------------------------------------------------
 
 
-@verb(
-    api.compare,
-    "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
-    "rankfall compare mq2007.yaml --out mq2007 --engine ray",
-    "rankfall compare mq2007.yaml --out mq2007 --against LambdaLoss",
-    "rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]",
-    "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
-    against={"metavar": "METHOD"},
-)
+@verb(api.compare, against={"metavar": "METHOD"})
 def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
 
@@ -168,6 +161,13 @@ def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> N
     seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output
     directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
     comparison.json. If a run fails, the others are still reported and the exit code is 1.
+
+    Examples:
+        rankfall compare mq2007.yaml --out mq2007 --jobs 2
+        rankfall compare mq2007.yaml --out mq2007 --engine ray
+        rankfall compare mq2007.yaml --out mq2007 --against LambdaLoss
+        rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]
+        rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics["ndcg@10"].mean'
     """
     out = call["out"]
     with interruptible(lambda: _kept_runs(out)):
@@ -192,15 +192,7 @@ def _kept_runs(out: Path) -> str:
     return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command continues"
 
 
-@verb(
-    api.tune,
-    "rankfall tune search.yaml --out searches/first",
-    "rankfall tune search.yaml --out searches/first --trials 100 --jobs 2",
-    "rankfall tune search.yaml --out searches/first --trials 100 --engine ray",
-    "rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600",
-    "rankfall train searches/first/best.yaml --out runs/tuned",
-    seed={"help": "Random seed of the search; training.seed is that of the training runs."},
-)
+@verb(api.tune)
 def tune(call: Call, as_json: bool = False) -> None:
     """Search hyperparameters with Optuna (TPE) by the validation metric.
 
@@ -208,6 +200,16 @@ def tune(call: Call, as_json: bool = False) -> None:
     pruned if it is below the median of the others after an epoch. The same command continues an interrupted search;
     several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
     content of trials.json. The exit code is 1 if no trial was completed.
+
+    Options:
+        seed: Random seed of the search; training.seed is that of the training runs.
+
+    Examples:
+        rankfall tune search.yaml --out searches/first
+        rankfall tune search.yaml --out searches/first --trials 100 --jobs 2
+        rankfall tune search.yaml --out searches/first --trials 100 --engine ray
+        rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600
+        rankfall train searches/first/best.yaml --out runs/tuned
     """
     out = call["out"]
     in_this_process = (call["jobs"] or 1) == 1 and call["engine"] == "local"
@@ -237,14 +239,7 @@ def tune(call: Call, as_json: bool = False) -> None:
 
 @verb(
     api.stream,
-    "rankfall stream stream.yaml --out streams/first",
-    "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
-    "rankfall stream stream.yaml --out streams/first --resume",
-    "rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3",
-    follow={
-        "metavar": "LOG",
-        "help": "Train on this log, wait for its new days, and keep the weights after each day.",
-    },
+    follow={"metavar": "LOG"},
     poll={"min": 0.1},
     bundles={"show_default": "none"},
     items={"metavar": "FILE"},
@@ -256,6 +251,15 @@ def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> No
     measured. --resume continues an interrupted stream with the same result, and includes days added to the log since.
     With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json. If a method
     fails or a bundle cannot be written, the rest is still reported and the exit code is 1.
+
+    Options:
+        follow: Train on this log, wait for its new days, and keep the weights after each day.
+
+    Examples:
+        rankfall stream stream.yaml --out streams/first
+        rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]
+        rankfall stream stream.yaml --out streams/first --resume
+        rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3
     """
     from rankfall.training.run_directory import Stopped
 

@@ -80,21 +80,25 @@ class Call:
 
 
 def verb(
-    function: Callable[..., Any] | None, *lines: str, **terminal: Mapping[str, Any]
+    function: Callable[..., Any] | None, **terminal: Mapping[str, Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a command of its body, which receives a :class:`Call` and its own options.
 
+    The doc string of the body is the help page: its text, below `Options` texts that replace those of the function and
+    of :data:`rankfall.commands.options.SHARED`, and below `Examples` one command per line.
+
     Args:
         function: Function of the API whose parameters are options, too. With None the body receives no :class:`Call`.
-        lines: Examples for the help page.
         **terminal: By parameter, what the command line has in its own way: `argument`, the name of a positional
             parameter, `flag`, another name of an option, `kind` and `default`, another type and default, and settings
             of :class:`typer.Option`.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        of_function, spelled = _parameters(function, terminal) if function else ({}, {})
-        of_body, _ = _parameters(body, terminal)
+        text, _, lines = inspect.cleandoc(body.__doc__ or "").partition("\n\nExamples:\n")
+        texts = _described(text.replace("\n\nOptions:\n", "\n\nArgs:\n"))
+        of_function, spelled = _parameters(function, terminal, texts) if function else ({}, {})
+        of_body, _ = _parameters(body, terminal, texts)
         negated = [
             name
             for one in filter(None, (function, body))
@@ -112,11 +116,10 @@ def verb(
             else:
                 body(Call(function, given, spelled), **own)
 
-        command.__name__ = body.__name__
-        command.__doc__ = inspect.cleandoc(body.__doc__ or "").partition("\n\nArgs:\n")[0]
+        command.__name__, command.__doc__ = body.__name__, text.partition("\n\nOptions:\n")[0]
         command.__signature__ = inspect.Signature([*(of_function | of_body).values()])  # type: ignore[attr-defined]
         command.__annotations__ = {}
-        command.epilog = examples(*lines)  # type: ignore[attr-defined]
+        command.epilog = examples(*map(str.strip, lines.splitlines()))  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -136,8 +139,13 @@ def group(
     return app
 
 
+def _described(doc: str | None) -> dict[str, str]:
+    """Return the descriptions of arguments in a doc string."""
+    return {one.arg_name: one.description or "" for one in parse(doc or "", DocstringStyle.GOOGLE).params}
+
+
 def _parameters(
-    function: Callable[..., Any], terminal: Mapping[str, Mapping[str, Any]]
+    function: Callable[..., Any], terminal: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]
 ) -> tuple[dict[str, inspect.Parameter], dict[str, str]]:
     """Return the parameters of a function as typer declares them, and their names on a command line."""
     parameters = {
@@ -147,15 +155,18 @@ def _parameters(
     }
     annotations = SimpleNamespace(__annotations__={name: one.annotation for name, one in parameters.items()})
     hints = get_type_hints(annotations, inspect.unwrap(function).__globals__, _TYPES, include_extras=True)
-    described = {
-        one.arg_name: one.description or "" for one in parse(function.__doc__ or "", DocstringStyle.GOOGLE).params
+    described = _described(function.__doc__)
+    settings: dict[str, dict[str, Any]] = {
+        name: {"help": described.get(name, ""), **SHARED.get(name, {}), **terminal.get(name, {})} for name in parameters
     }
-    settings = {name: {**SHARED.get(name, {}), **terminal.get(name, {})} for name in parameters}
     spelled = {name: settings[name].get("argument") or _flag(settings[name].get("flag", name)) for name in parameters}
     made = {}
     for name, one in parameters.items():
-        text = re.sub(r"`(\w+)`", lambda found: spelled.get(found[1], found[0]), described.get(name, ""))
-        made[name] = _parameter(one, hints[name], _plain(text), dict(settings[name]))
+        text = texts.get(name, settings[name].pop("help"))
+        if " Default: " not in text:
+            text = "".join((text, *described.get(name, "").partition(" Default: ")[1:]))
+        text = re.sub(r"`(\w+)`", lambda found: spelled.get(found[1], found[0]), text)
+        made[name] = _parameter(one, hints[name], _plain(text), settings[name])
     return made, spelled
 
 
