@@ -12,8 +12,7 @@ from annotated_types import Ge, Le
 from rankfall import api
 from rankfall._errors import RankfallError
 from rankfall.api.shared import Display, stepper
-from rankfall.commands.options import TABLE, existing_source, noting
-from rankfall.commands.prepare import lists_table, skipped_lines
+from rankfall.commands.prepare import TABLE, existing_source, lists_table, skipped_lines
 from rankfall.commands.terminal import (
     print_error,
     print_json,
@@ -24,6 +23,7 @@ from rankfall.commands.terminal import (
 )
 from rankfall.commands.verb import Call, command, verb
 from rankfall.option_types import LARGEST_COUNT, Count, Seed
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -227,18 +227,22 @@ def data(path: Path, days: list[str] | None = None, verify: bool | None = None, 
     from rankfall.data.lists.ranking_data import is_prepared
 
     if is_log(path):
-        with noting():
+        with verification(on_notice=_note):
             _log(path, days, verify=verify, as_json=as_json)
     elif is_prepared(path):
         if days:
             raise typer.BadParameter(f"{path} is ranking data, which has no days", param_hint="--days")
-        with noting():
+        with verification(on_notice=_note):
             _ranking_data(path, verify=verify, as_json=as_json)
     else:
         raise RankfallError(
             f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
             "simulate') or ranking data (see 'rankfall prepare letor')"
         )
+
+
+def _note(text: str) -> None:
+    print_message(f"note: {text}")
 
 
 def _described(path: Path) -> str:
@@ -332,7 +336,7 @@ def examination(
 
     if out is not None and out.exists() and not force:
         raise RankfallError(f"out: {out} exists already; --force replaces it")
-    with noting(verify=verify), progress() as bar:
+    with verification(verify, _note), progress() as bar:
         log = ImpressionLog.load(path)
         tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}
         curve = estimate_examination(

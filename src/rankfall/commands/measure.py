@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.terminal import (
-    print_figures,
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    write_page_figures,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -70,21 +63,21 @@ def evaluate(
     directory = summary.directory
     shows_test = directory == run and split == "test"
     if shows_test:
-        write_page_figures(run, figures, trust=call["trust"], verify=call["verify"])
+        terminal.write_page_figures(run, figures, trust=call["trust"], verify=call["verify"])
     elif figures is not None:
-        print_figures({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, figures)
+        terminal.print_figures({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, figures)
     if as_json:
-        print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
+        terminal.print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
-    print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
+    terminal.print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
     if diagnosis:
-        print_result(diagnosis_blocks(diagnosis))
+        terminal.print_result(diagnosis_blocks(diagnosis))
     if directory is None:
-        print_message(f"{run} was not changed; --out DIR writes this result")
+        terminal.print_message(f"{run} was not changed; --out DIR writes this result")
         return
     is_other = directory == run and split != "test"  # which the page does not show
     files = evaluation_files(directory, split) if is_other else (directory / REPORT,)
-    print_message(f"wrote {' and '.join(map(str, files))}")
+    terminal.print_message(f"wrote {' and '.join(map(str, files))}")
 
 
 @verb(
@@ -116,22 +109,24 @@ def plan(call: Call, as_json: bool = False) -> None:
         rankfall plan runs/lcron --grid retrieval=50,100,200,400 --grid ranking=10,20 --json
     """
     result: PlanResult = call()
-    print_warnings(result.warnings)
+    terminal.print_warnings(result.warnings)
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
         return
     from rankfall.reporting.diagnosis import plan_blocks
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 
     run, out, chosen = call["run"], call["out"], result.chosen
-    print_result(plan_blocks(result))
+    terminal.print_result(plan_blocks(result))
     quotas = " ".join(chosen.train_overrides)
-    print_result(f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}")
-    print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
-    print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")
+    terminal.print_result(
+        f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}"
+    )
+    terminal.print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
+    terminal.print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")
     page = f" and {run / REPORT}" if out is None else ""
-    print_message(f"wrote {(out or run) / PLAN}{page}")
+    terminal.print_message(f"wrote {(out or run) / PLAN}{page}")
 
 
 @verb(api.report, directory={"argument": "RUN_OR_DIR"})
@@ -154,5 +149,5 @@ def report(call: Call) -> None:
         rankfall report recflow-like --figures figures
     """
     figures: Path | None = call.given.pop("figures", None)
-    print_message(f"wrote {call()}")
-    write_page_figures(call["directory"], figures, trust=call["trust"], verify=call["verify"])
+    terminal.print_message(f"wrote {call()}")
+    terminal.write_page_figures(call["directory"], figures, trust=call["trust"], verify=call["verify"])

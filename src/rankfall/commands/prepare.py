@@ -10,14 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from rankfall.api import preparing
-from rankfall.commands.options import TABLE, existing_source
-from rankfall.commands.terminal import (
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    table,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, group, verb
 
 if TYPE_CHECKING:
@@ -29,6 +22,18 @@ if TYPE_CHECKING:
 
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
+
+
+def existing_source(text: str) -> str:
+    """Refuse a path that does not exist; what a URL names is looked up when it is read."""
+    from rankfall.data.sources.object_storage import is_url
+
+    if not is_url(text) and not Path(text).exists():
+        raise typer.BadParameter(f"Path {text!r} does not exist.")
+    return text
+
+
+TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}  # one that is joined to the rows of a log
 
 
 @verb(
@@ -66,16 +71,16 @@ def letor(call: Call, as_json: bool = False) -> None:
         call.given["groups"] = {_source(text)[1]: file for text, file in zip(sources, groups, strict=True)}
     prepared = _prepare(call, as_json=as_json)
     if as_json:
-        print_json(prepared.manifest)
+        terminal.print_json(prepared.manifest)
     else:
-        print_result(lists_table(prepared.manifest, prepared.directory))
+        terminal.print_result(lists_table(prepared.manifest, prepared.directory))
     for about in prepared.manifest["splits"].values():
         for source in about["sources"]:
             for bad in source["bad_lines_shown"]:
-                print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
+                terminal.print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
             if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
-                print_message(f"skipped {more:,} more lines of {source['path']}")
-    print_warnings(prepared.warnings)
+                terminal.print_message(f"skipped {more:,} more lines of {source['path']}")
+    terminal.print_warnings(prepared.warnings)
 
 
 @verb(
@@ -159,7 +164,7 @@ def _prepare(call: Call, *, as_json: bool) -> PreparedData:
         found: PreparedData | DataCheck = call()
     except TooManyBadError as error:
         for problem in error.check.errors:
-            print_message(problem_line(problem))
+            terminal.print_message(problem_line(problem))
         raise
     if not isinstance(found, DataCheck):
         return found
@@ -173,18 +178,18 @@ def _prepare(call: Call, *, as_json: bool) -> PreparedData:
 def report_check(check: DataCheck, *, as_json: bool) -> None:
     """Print the problems of raw data."""
     if as_json:
-        print_json(check.to_json())
+        terminal.print_json(check.to_json())
     elif check.problems:
-        print_result(problems_table(check.problems, f"{check.rows:,} rows"))
+        terminal.print_result(problems_table(check.problems, f"{check.rows:,} rows"))
     else:
-        print_result(f"{check.rows:,} rows, no problem found")
+        terminal.print_result(f"{check.rows:,} rows, no problem found")
     if not as_json:
-        print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
+        terminal.print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
         if columns := ", ".join(check.without_numbers):
-            print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
+            terminal.print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
         if check.can_be_skipped:
             otherwise = "otherwise, " if columns else ""
-            print_message(
+            terminal.print_message(
                 f"{otherwise}--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others"
             )
 
@@ -211,7 +216,7 @@ def problems_table(problems: Sequence[Problem], title: str) -> Table:
         Column("first places", ratio=2, overflow="fold"),
         "--skip-bad drops",
     ]
-    return table(columns, rows, title=title, show_lines=True)
+    return terminal.table(columns, rows, title=title, show_lines=True)
 
 
 def problem_line(problem: Problem) -> str:
@@ -240,19 +245,19 @@ def _report(prepared: PreparedData, *, as_json: bool) -> None:
 
     log, about = ImpressionLog.load(prepared.directory), prepared.manifest["about"]
     if as_json:
-        print_json(log.manifest)
+        terminal.print_json(log.manifest)
     else:
-        print_result(_stages(log))
+        terminal.print_result(_stages(log))
         for what, count in about.get("left_out", {}).items():
             if count:
-                print_result(f"left out: {count:,} {what}")
+                terminal.print_result(f"left out: {count:,} {what}")
         if about["counts"]["values"]:
-            print_result(_ids(about["counts"]))
+            terminal.print_result(_ids(about["counts"]))
         if any(about["counts"].get("missing_numbers", {}).values()):
-            print_result(_numbers(about["counts"]))
-    print_warnings(prepared.warnings)
+            terminal.print_result(_numbers(about["counts"]))
+    terminal.print_warnings(prepared.warnings)
     for text in skipped_lines(about["skipped"]) if about.get("skipped") else ():
-        print_message(text)
+        terminal.print_message(text)
 
 
 def _stages(log: ImpressionLog) -> Table:
@@ -284,7 +289,7 @@ def _stages(log: ImpressionLog) -> Table:
         ">requests with fewer",
     ]
     title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
-    return table(columns, rows, title=title, show_footer=True)
+    return terminal.table(columns, rows, title=title, show_footer=True)
 
 
 def _ids(counts: dict[str, Any]) -> Table:
@@ -294,7 +299,7 @@ def _ids(counts: dict[str, Any]) -> Table:
         (name, f"{values:,}", *(share(counts[what].get(name, 0), values) for what in ("missing", "unseen")))
         for name, values in counts["values"].items()
     ]
-    return table(["feature", ">values", ">missing", ">never seen"], rows, title="ids of features")
+    return terminal.table(["feature", ">values", ">missing", ">never seen"], rows, title="ids of features")
 
 
 def _numbers(counts: dict[str, Any]) -> Table:
@@ -304,7 +309,7 @@ def _numbers(counts: dict[str, Any]) -> Table:
         (name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
         for name, values in counts["numbers"].items()
     ]
-    return table(["feature", ">values", ">missing"], rows, title="numbers of features")
+    return terminal.table(["feature", ">values", ">missing"], rows, title="numbers of features")
 
 
 def lists_table(manifest: dict[str, Any], out: Path) -> Table:
@@ -321,7 +326,7 @@ def lists_table(manifest: dict[str, Any], out: Path) -> Table:
         )
         for name, about in manifest["splits"].items()
     ]
-    return table(
+    return terminal.table(
         ["split", ">lists", ">rows", ">documents per list", ">none relevant", "labels", "left out"],
         rows,
         title=f"{out}: {manifest['features']['columns']} features",

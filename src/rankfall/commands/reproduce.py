@@ -10,15 +10,7 @@ from rich.text import Text
 
 from rankfall import api
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
-from rankfall.commands.terminal import (
-    PLAIN,
-    exit_for_failures,
-    interruptible,
-    print_json,
-    print_message,
-    print_result,
-    table,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -71,18 +63,18 @@ def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     source = _source(reproduction, call["data"])
     out = call["out"] or DEFAULT_OUT / reproduction.id
     where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
-    print_message(f"{reproduction.id}{where}{', quick' * call['quick']}: {reproduction.shows}")
+    terminal.print_message(f"{reproduction.id}{where}{', quick' * call['quick']}: {reproduction.shows}")
     if call["improved"] and not reproduction.has_improved:
-        print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
-    with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
+        terminal.print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
+    with terminal.interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
         result = call()
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
         _show(result)
     files = ["results.json", *(f"{name}{ending}" for name in result.report.plots for ending in (".png", ".svg"))]
-    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
-    exit_for_failures(result.failed)
+    terminal.print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    terminal.exit_for_failures(result.failed)
 
 
 def _reproduction(name: str | None) -> Reproduction:
@@ -109,17 +101,17 @@ def _show(result: ReproductionResult) -> None:
     report = result.report
     for title, comparison in report.comparisons:
         _show_title(title)
-        print_result(comparison_blocks(comparison))
+        terminal.print_result(comparison_blocks(comparison))
     for sheet in report.sheets:
         _show_sheet(sheet)
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
     for text in (*data, *report.notes):
-        print_result(Text(f"\n{text}"))
+        terminal.print_result(Text(f"\n{text}"))
 
 
 def _show_title(title: str) -> None:
     """Print a title; Rich would wrap that of a table to the width of the table."""
-    print_result(Text(f"\n{title}", style="bold"))
+    terminal.print_result(Text(f"\n{title}", style="bold"))
 
 
 def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
@@ -131,13 +123,13 @@ def _show_sheet(sheet: Sheet, wrapped: str = "") -> None:
         Column(name, style="cyan" if number == 0 else "", no_wrap=name != wrapped)
         for number, name in enumerate(sheet.columns)
     ]
-    made = table(columns, [], **PLAIN)
+    made = terminal.table(columns, [], **terminal.PLAIN)
     for row in sheet.rows:
         if row:
             made.add_row(*row)
         else:
             made.add_section()
-    print_result(made if wrapped else FoldedTable(made))
+    terminal.print_result(made if wrapped else FoldedTable(made))
 
 
 def _list(as_json: bool) -> None:
@@ -156,7 +148,7 @@ def _list(as_json: bool) -> None:
         for one in reproductions().values()
     ]
     if as_json:
-        print_json(listed)
+        terminal.print_json(listed)
         return
     from rankfall.reproductions.task import Sheet
 
@@ -164,4 +156,4 @@ def _list(as_json: bool) -> None:
         rows = [[f"{one[key]}" for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
         if rows:
             _show_sheet(Sheet(title, ["name", "shows", "--quick", "full"], rows), wrapped="shows")
-    print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))
+    terminal.print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

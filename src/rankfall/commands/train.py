@@ -14,20 +14,7 @@ from rankfall import api
 from rankfall._errors import is_expected
 from rankfall.api.shared import Display
 from rankfall.api.training import validation_texts
-from rankfall.commands.options import whole_number_of
-from rankfall.commands.terminal import (
-    exit_for_failures,
-    interruptible,
-    print_error,
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    stoppable,
-    stoppable_work,
-    table,
-    write_page_figures,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -59,16 +46,16 @@ def train(call: Call, as_json: bool = False) -> None:
         torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first
         rankfall train config.yaml --engine ray --workers 8 --out runs/first
     """
-    first, world = whole_number_of("RANK", 0) == 0, whole_number_of("WORLD_SIZE", 1)
+    first, world = terminal.whole_number_of("RANK", 0) == 0, terminal.whole_number_of("WORLD_SIZE", 1)
     with _watched(call["out"], first=first, world=world) as (display, stop):
         run: TrainedRun = call(display, stop=stop)
     if not first:
         return
     if as_json:
-        print_json(run.to_json())
+        terminal.print_json(run.to_json())
     else:
-        print_result(_table(run))
-    print_warnings(run.warnings)
+        terminal.print_result(_table(run))
+    terminal.print_warnings(run.warnings)
 
 
 @contextmanager
@@ -85,8 +72,8 @@ def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, C
     # torchrun terminates a process as soon as another one has ended, and does not wait long itself
     patient = world > 1
     with (
-        interruptible(lambda: _kept_run(out)),
-        stoppable(on_signal, patient=patient) as stop,
+        terminal.interruptible(lambda: _kept_run(out)),
+        terminal.stoppable(on_signal, patient=patient) as stop,
         _reported(world),
         display,
     ):
@@ -112,7 +99,7 @@ def _reported(world: int) -> Iterator[None]:
         # two processes report a lost one, since that may be the first
         silent = rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
         if rank == 0 or not silent:
-            print_error(str(error))
+            terminal.print_error(str(error))
         raise typer.Exit(1) from None
 
 
@@ -140,7 +127,7 @@ def _table(run: TrainedRun) -> Table:
         ["seconds", f"{result.seconds:.1f}"],
         ["device", result.device],
     ]
-    made = table(["", ""], rows, title=f"{out}", show_header=False)
+    made = terminal.table(["", ""], rows, title=f"{out}", show_header=False)
     made.add_section()
     made.add_row("next", f"rankfall evaluate {out}")
     return made
@@ -170,18 +157,18 @@ def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> N
         rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics["ndcg@10"].mean'
     """
     out = call["out"]
-    with interruptible(lambda: _kept_runs(out)):
+    with terminal.interruptible(lambda: _kept_runs(out)):
         result = call()
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     elif result.methods:
         from rankfall.reporting.comparison import comparison_blocks
 
-        print_result(comparison_blocks(result))
-    print_warnings(result.warnings)
-    print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
-    write_page_figures(out, figures, verify=call["verify"])
-    exit_for_failures(result.failed)
+        terminal.print_result(comparison_blocks(result))
+    terminal.print_warnings(result.warnings)
+    terminal.print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
+    terminal.write_page_figures(out, figures, verify=call["verify"])
+    terminal.exit_for_failures(result.failed)
 
 
 def _kept_runs(out: Path) -> str:
@@ -213,7 +200,7 @@ def tune(call: Call, as_json: bool = False) -> None:
     """
     out = call["out"]
     in_this_process = (call["jobs"] or 1) == 1 and call["engine"] == "local"
-    with stoppable_work(
+    with terminal.stoppable_work(
         lambda: f"the same command continues the search in {out}",
         at_once=not in_this_process,  # processes end, and their trials are continued from their checkpoints
         note="stopping after this batch",
@@ -222,19 +209,19 @@ def tune(call: Call, as_json: bool = False) -> None:
     from rankfall.reporting.inspection import search_blocks, settings_text
 
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
-        print_result(search_blocks(result))
+        terminal.print_result(search_blocks(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
-    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    terminal.print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
-        print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
+        terminal.print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
     if result.best is None:
         why = f"all {len(failed)} failed" if failed else "none was finished in time"
-        print_error(f"{out}: no trial was completed, {why}")
+        terminal.print_error(f"{out}: no trial was completed, {why}")
         raise typer.Exit(1)
-    print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")
+    terminal.print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")
 
 
 @verb(
@@ -266,7 +253,7 @@ def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> No
     out = call["out"]
     continuation = f"the same command with --resume continues {out}"
     at_once = call["jobs"] > 1  # processes end, and their runs are continued from their checkpoints
-    with stoppable_work(lambda: continuation, at_once=at_once) as (display, stop):
+    with terminal.stoppable_work(lambda: continuation, at_once=at_once) as (display, stop):
         try:
             result = call(display, stop=stop)
         except (Stopped, KeyboardInterrupt) as stopped:
@@ -276,11 +263,11 @@ def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> No
     from rankfall.reporting.comparison import stream_blocks
 
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
-        print_result(stream_blocks(result))
-    print_warnings(result.warnings)
+        terminal.print_result(stream_blocks(result))
+    terminal.print_warnings(result.warnings)
     drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]
-    print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
-    write_page_figures(out, figures, verify=call["verify"])
-    exit_for_failures([*result.failed, *result.refused])
+    terminal.print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
+    terminal.write_page_figures(out, figures, verify=call["verify"])
+    terminal.exit_for_failures([*result.failed, *result.refused])

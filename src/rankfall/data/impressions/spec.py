@@ -382,12 +382,9 @@ class SequenceConfig(Section):
         return self
 
 
-def _stage_name(value: object) -> object:
-    return {"stage": value} if isinstance(value, str) else value
-
-
-def _column_name(value: object) -> object:
-    return {"column": value} if isinstance(value, str) else value
+def _mapping(key: str) -> BeforeValidator:
+    """Let a text stand for a section whose other keys have their defaults."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 def _source(value: object) -> object:
@@ -424,12 +421,12 @@ class Spec(Section):
     request: str = "request_id"
     item: str = "item_id"
     user: str | None = None
-    time: Annotated[TimeColumn | None, BeforeValidator(_column_name)] = None
+    time: Annotated[TimeColumn | None, _mapping("column")] = None
     day: str | None = None
     stage: str | None = None
     rank: str | None = None
     stages: list[LoggedStage] = Field(default=[LoggedStage(name="logged")], min_length=1)
-    relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
+    relevant: Annotated[Relevant, _mapping("stage")]
     feedback: list[str] = Field(default=[])
     events: dict[str, EventRange] = Field(default={})
     position: str | None = None
