@@ -186,10 +186,10 @@ def _reference(part: str) -> str:
     >>> _reference("LCR, eq. 11-13")
     '"Learning Cascade Ranking as One Network". ICML 2025, eq. 11-13'
     """
-    from rankfall.commands.methods import PAPERS, cited
+    from rankfall.component_docs import cited, papers
 
     names = cited(part)
-    return part.replace(names[0], PAPERS[names[0]], 1) if names else part
+    return part.replace(names[0], papers()[names[0]], 1) if names else part
 
 
 def _when_to_use(method: Method) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast
 
 import yaml
+from docstring_parser import DocstringStyle, parse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from rankfall._errors import RankfallError, did_you_mean
@@ -23,7 +25,8 @@ from rankfall.storage.files import read_json_file, write_file
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from pydantic_core import ErrorDetails
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema, ErrorDetails
 
 
 ConfigLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | BaseModel
@@ -51,7 +54,10 @@ class OptionError(RankfallError):
 
 
 class Section(BaseModel):
-    """Base class of the sections of a configuration: only known keys, with exactly the declared types."""
+    """Base class of the sections of a configuration: only known keys, with exactly the declared types.
+
+    The part `Attributes` of the doc string of a section describes its keys, also in the JSON schema.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -66,6 +72,17 @@ class Section(BaseModel):
                         f"unknown key {shown(key)}{did_you_mean(key, allowed)}; allowed are {', '.join(allowed)}"
                     )
         return content
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["description"] = inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes:\n")[0]
+        for base in reversed(cls.__mro__[: cls.__mro__.index(Section)]):
+            for one in parse(base.__doc__ or "", DocstringStyle.GOOGLE).params:
+                if one.arg_name in schema["properties"]:
+                    schema["properties"][one.arg_name]["description"] = " ".join((one.description or "").split())
+        return reference
 
 
 def dump(config: BaseModel) -> str:

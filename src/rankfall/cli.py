@@ -31,8 +31,7 @@ from rankfall.commands import (
     serve,
     train,
 )
-from rankfall.commands.options import whole_number_of
-from rankfall.commands.terminal import check_words, clean_output, examples, exit_for, notes_shown, print_error
+from rankfall.commands.terminal import check_words, clean_output, examples, exit_for, print_error, whole_number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +141,7 @@ def rankfall(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit. Every error ends in a message on standard error and exit code 1 or 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with clean_output(), notes_shown():
+    with clean_output():
         try:
             check_words(words)
             app(args=words, prog_name="rankfall", obj=words)

@@ -10,8 +10,10 @@ import inspect
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from docstring_parser import DocstringStyle, ParseError, parse
 
 from rankfall import registry
@@ -117,6 +119,25 @@ def option_docs(kind: registry.Kind, name: str) -> list[OptionDoc]:
         OptionDoc(one, defaults.get(one, registry.REQUIRED), descriptions.get(one, ""))
         for one in registry.options(kind, name)
     ]
+
+
+@cache
+def papers() -> dict[str, str]:
+    """Return the references of all papers by the names under which doc strings cite them."""
+    references: dict[str, str] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
+    return references
+
+
+def cited(citation: str) -> list[str]:
+    """Return the names of the papers in a citation, whose parts are separated by semicolons.
+
+    >>> cited("NeuralSort; ARF, eq. 10; the weather report")
+    ['NeuralSort', 'ARF']
+    """
+    candidates = [
+        [name for name in papers() if re.search(rf"\b{re.escape(name)}\b", part)] for part in citation.split(";")
+    ]
+    return [max(names, key=len) for names in candidates if names]
 
 
 def _paragraphs(text: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._errors import RankfallError, checked
 from rankfall.api.shared import (
@@ -210,7 +210,7 @@ def plan(
     path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
     with verification(verify, on_notice), reported(progress) as report:
         current = current_quotas(path, words, trust=trust)
-        tried = parse_grid(_grid_words(grid), list(current))
+        tried = parse_grid(_stage_words(grid), list(current))
         priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice, trust=trust)
         report(Progress("scoring"))
         result = plan_run(
@@ -257,14 +257,15 @@ def _check_targets(costs: object, bundle: object, budget: object, recall: float 
         raise RankfallError(f"found {metric!r}, expected one of {', '.join(METRICS)}", "metric")
 
 
-def _cost_words(costs: Mapping[str, str | float] | Sequence[str]) -> list[str]:
-    return [f"{stage}={cost}" for stage, cost in costs.items()] if isinstance(costs, Mapping) else list(costs)
-
-
-def _grid_words(grid: Mapping[str, Sequence[int]] | Sequence[str] | None) -> list[str]:
-    if isinstance(grid, Mapping):
-        return [f"{stage}={','.join(map(str, quotas))}" for stage, quotas in grid.items()]
-    return list(grid or ())
+def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """Return values of stages as strings ``STAGE=VALUE``."""
+    if not isinstance(given, Mapping):
+        return list(given or ())
+    texts = {
+        stage: value if isinstance(value, str | float | int) else ",".join(map(str, value))
+        for stage, value in given.items()
+    }
+    return [f"{stage}={text}" for stage, text in texts.items()]
 
 
 def _costs(
@@ -285,7 +286,7 @@ def _costs(
 
     stages = list(current)
     if given:
-        return Costs(*parse_costs(_cost_words(given), stages), "given")
+        return Costs(*parse_costs(_stage_words(given), stages), "given")
     if bundle is None:
         config = read_config_as(CascadeConfig, run, trust=trust)
         return Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in config.stages})

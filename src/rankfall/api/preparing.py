@@ -330,8 +330,10 @@ def recflow(
             views in the log itself; none writes no sequences. Default: pickle if they exist, otherwise log.
         seed: Random seed; equal seeds give equal results.
         append: Append days to this log, with its stages and sequences; by default all days after its newest day.
-        check: As for rows.
-        skip_bad: As for rows.
+        check: Read everything, write nothing, and list every problem with its number and first places. The exit code is
+            1 if one of them is an error.
+        skip_bad: Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a
+            whole. With more bad rows nothing is written. Default: a bad row is an error.
         engine: ``"local"`` or ``"ray"``.
         force: Replace existing output.
         progress: As for :func:`prepare`.
@@ -401,7 +403,8 @@ def letor(
         missing_indicator: Add a column for each feature with missing values, which is 1 where they are missing.
         regroup: Join the lines of queries that are not consecutive.
         skip_bad_lines: Skip and report invalid lines instead of stopping.
-        check: As for rows.
+        check: Read everything, write nothing, and list every problem with its number and first places. The exit code is
+            1 if one of them is an error.
         skip_bad: Skip and report invalid lines, at most N. With more of them nothing is written. Default: an invalid
             line is an error.
         features: Number of features. Default: the largest id that occurs.

@@ -205,7 +205,12 @@ def join(
                 closed += result.closed
                 if not follow or stopping():
                     return result.of_call(closed)
-                report(Progress("waiting for records", status=_status(result)))
+                report(
+                    Progress(
+                        "waiting for records",
+                        status="; ".join(f"{day}: {why}" for day, why in list(result.waiting.items())[:3]),
+                    )
+                )
                 _sleep(poll, stopping)
                 if stopping():
                     return result.of_call(closed)
@@ -215,10 +220,6 @@ def _sleep(seconds: float, stopping: Callable[[], object]) -> None:
     end = time.monotonic() + seconds
     while not stopping() and (left := end - time.monotonic()) > 0:
         time.sleep(min(_NAP, left))
-
-
-def _status(result: JoinResult) -> str:
-    return "; ".join(f"{day}: {why}" for day, why in list(result.waiting.items())[:3])
 
 
 def milliseconds(name: str, wait: str | float | timedelta) -> int:

@@ -90,23 +90,33 @@ def stream(
     asked = stop if stop is not None or jobs == 1 else lambda: False
     with verification(verify, on_notice), reported(progress) as report, stop_at_ctrl_c(asked) as stopping:
         report(Progress("loading torch"))  # after the configurations, whose errors need no torch
-        from rankfall.reporting.files import shown_in
+        from rankfall.reporting.files import shown_in, write_stream
+        from rankfall.studies.stream.run_stream import stream_methods
 
         if bundles:
             check_installed("--bundles")
         work = _StreamWork(directory, len(settings.methods or [""]) * len(settings.seeds), report, on_notice)
-        exports = work.exports(bundles, optional_path(items), jobs) if bundles else None
+
+        def on_result(result: StreamResult) -> None:
+            write_stream(result, directory)
+            if follow is not None:
+                work.wait(result)
+
         try:
-            result = _stream(
+            result = stream_methods(
                 settings,
                 directory,
-                work,
-                exports,
                 follow=None if follow is None else poll,
                 jobs=jobs,
                 stop=stopping,
                 resume=resume,
                 force=force,
+                on_days=work.plan,
+                on_step=work.learn,
+                on_day=work.exports(bundles, optional_path(items), jobs) if bundles else None,
+                on_run=work.end,
+                on_result=on_result,
+                on_notice=on_notice,
             )
         except Stopped as stopped:
             if stop is not None:
@@ -115,28 +125,6 @@ def stream(
     draw_stream(result, directory, on_notice)
     issue([*result.warnings, *failure_texts([*result.failed, *result.refused])], on_notice)
     return shown_in(result, directory)
-
-
-def _stream(settings: Any, out: Path, work: _StreamWork, exports: DayBundles | None, **options: Any) -> StreamResult:
-    from rankfall.reporting.files import write_stream
-    from rankfall.studies.stream.run_stream import stream_methods
-
-    def on_result(result: StreamResult) -> None:
-        write_stream(result, out)
-        if options["follow"] is not None:
-            work.wait(result)
-
-    return stream_methods(
-        settings,
-        out,
-        on_days=work.plan,
-        on_step=work.learn,
-        on_day=exports,
-        on_run=work.end,
-        on_result=on_result,
-        on_notice=work.on_notice,
-        **options,
-    )
 
 
 class _StreamWork:

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from rankfall.benchmarks.timing import Row
 
 MIN_SIZE = 20
-_QUICK = {"help": "Run a reduced version: little data, k = 10, one thread, no memory."}
 
 
-@command("rankfall bench ops --quick", "rankfall bench ops --json > bench.json", quick=_QUICK)
+@command()
 def ops(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
     """Measure forward + backward of every operator.
 
@@ -34,22 +33,27 @@ def ops(sizes: str | None = None, quick: bool = False, as_json: bool = False) ->
     one thread, and wall time on all threads. Memory is the peak of a fresh process. A batch has 128 lists of n items;
     batches of long lists have fewer lists.
 
-    Args:
+    Options:
         sizes: List lengths, separated by commas. Default: 50 to 100,000.
-        quick: Run a reduced version.
-        as_json: Print the result as JSON.
+        quick: Run a reduced version: little data, k = 10, one thread, no memory.
+
+    Examples:
+        rankfall bench ops --quick
+        rankfall bench ops --json > bench.json
     """
     _functions("ops", sizes, quick, as_json)
 
 
-@command("rankfall bench losses --sizes 100,1000,10000", quick=_QUICK)
+@command()
 def losses(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
     """Measure forward + backward of every loss, with the same method as `rankfall bench ops`.
 
-    Args:
+    Options:
         sizes: List lengths, separated by commas. Default: 50 to 100,000.
-        quick: Run a reduced version.
-        as_json: Print the result as JSON.
+        quick: Run a reduced version: little data, k = 10, one thread, no memory.
+
+    Examples:
+        rankfall bench losses --sizes 100,1000,10000
     """
     _functions("losses", sizes, quick, as_json)
 
@@ -67,9 +71,16 @@ def _functions(kind: Literal["ops", "losses"], sizes: str | None, quick: bool, a
         _show_cases(rows)
 
 
-@command("rankfall bench loader --quick", quick=_QUICK)
+@command()
 def loader(quick: bool = False, as_json: bool = False) -> None:
-    """Measure how fast impressions are loaded, beside a plain copy of the same file, on one thread."""
+    """Measure how fast impressions are loaded, beside a plain copy of the same file, on one thread.
+
+    Options:
+        quick: Run a reduced version: little data, k = 10, one thread, no memory.
+
+    Examples:
+        rankfall bench loader --quick
+    """
     from rankfall.benchmarks import loader
 
     with _measuring(f"the loader: {loader.SETTING}", 2) as report:
@@ -80,7 +91,7 @@ def loader(quick: bool = False, as_json: bool = False) -> None:
         print_result(_table(rows))
 
 
-@command("rankfall bench step --sizes 40,200", quick=_QUICK)
+@command()
 def step(sizes: str | None = None, quick: bool = False, as_json: bool = False) -> None:
     """Measure a training step.
 
@@ -88,10 +99,12 @@ def step(sizes: str | None = None, quick: bool = False, as_json: bool = False) -
     measured alone first, then together with a two-tower model and a DIN. A batch has 128 lists of n items; batches
     of long lists have fewer lists where the cost grows with the square of n.
 
-    Args:
+    Options:
         sizes: List lengths, separated by commas. Default: 40 to 5,000.
-        quick: Run a reduced version.
-        as_json: Print the result as JSON.
+        quick: Run a reduced version: little data, k = 10, one thread, no memory.
+
+    Examples:
+        rankfall bench step --sizes 40,200
     """
     from rankfall.benchmarks import step
 
@@ -110,11 +123,7 @@ def step(sizes: str | None = None, quick: bool = False, as_json: bool = False) -
         print_result(_table(whole))
 
 
-@command(
-    "rankfall bench serve --keep bundles",
-    "rankfall bench serve bundle --seconds 5 --json",
-    bundle={"argument": "BUNDLE"},
-)
+@command(bundle={"argument": "BUNDLE"})
 def serve(
     bundle: Path | None = None,
     items: Annotated[int, Ge(1000), Le(LARGEST_COUNT)] = 1_000_000,
@@ -129,12 +138,15 @@ def serve(
     thread, as the bundle does, and with its default. The simulated bundle has two stages, which keep 200 and 20 items,
     and sequences of up to 50 events; creating it takes a minute.
 
-    Args:
+    Options:
         bundle: A bundle. Default: a simulated one.
         items: Number of items of a simulated bundle.
         seconds: Duration of each turn in seconds.
         keep: Directory that keeps simulated bundles for reuse. Default: temporary.
-        as_json: Print the result as JSON.
+
+    Examples:
+        rankfall bench serve --keep bundles
+        rankfall bench serve bundle --seconds 5 --json
     """
     with requires_extra("bench serve", "serve"):
         from rankfall.benchmarks import serve as serving

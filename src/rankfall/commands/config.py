@@ -12,13 +12,17 @@ from rankfall.commands.terminal import print_error, print_json, print_message
 from rankfall.commands.verb import command, group
 
 
-@command("rankfall config show config.yaml", "rankfall config show config.yaml loss.k=5")
+@command()
 def show(config: Path, overrides: Sequence[str] = (), as_json: bool = False) -> None:
     """Check a configuration and print it as YAML with all defaults, including those of models, loss or objective.
 
     Configurations of comparisons, streams and searches are checked too, and printed with the defaults of their own
     keys. Then everything is listed that the configuration names and that does not exist. Days or splits that the data
     do not have are errors. Data that do not exist, perhaps not yet, are a warning.
+
+    Examples:
+        rankfall config show config.yaml
+        rankfall config show config.yaml loss.k=5
     """
     from rankfall._config import to_yaml
 
@@ -71,12 +75,16 @@ def _without_empty_sections(content: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if value not in ({}, [], None)}
 
 
-@command("rankfall config schema > rankfall.schema.json", "rankfall config schema --kind spec")
+@command()
 def schema(kind: Literal["training", "ranker", "cascade", "spec"] = "training") -> None:
     """Print the JSON schema of configurations, for completion and checks in editors.
 
-    Args:
+    Options:
         kind: Schema of any training configuration, of a ranker, of a cascade, or of a log's spec.
+
+    Examples:
+        rankfall config schema > rankfall.schema.json
+        rankfall config schema --kind spec
     """
     from pydantic import TypeAdapter
 

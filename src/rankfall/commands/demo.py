@@ -11,14 +11,7 @@ import typer
 from annotated_types import Ge, Le
 
 from rankfall._errors import STOP_SIGNALS, RankfallError
-from rankfall.commands.terminal import (
-    print_json,
-    print_message,
-    print_result,
-    progress,
-    requires_extra,
-    stoppable,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import command
 from rankfall.option_types import Seed
 from rankfall.storage.disk import make_directory
@@ -31,13 +24,7 @@ if TYPE_CHECKING:
 LOOP_DAYS = 4
 
 
-@command(
-    "rankfall demo",
-    "rankfall demo --out demo --seed 1",
-    "rankfall demo --quick --json",
-    "rankfall demo --loop --out loop",
-    "rankfall demo --loop --out loop --days 8",
-)
+@command()
 def demo(
     out: Path | None = None,
     seed: Seed = 0,
@@ -60,14 +47,18 @@ def demo(
     of each day reaches: joint recall of the truly best items, and reward, the effective views per request. Ctrl-C ends
     all processes; the same command with the same --out continues.
 
-    Args:
+    Options:
         out: Output directory. Default: not kept.
-        seed: Random seed.
-        force: Replace existing output.
         quick: Run a reduced version: a few hundred impressions, in seconds.
         loop: Serve simulated users and learn from them, day after day, as processes.
         days: Days to serve, with --loop. Default: 4.
-        as_json: Print the result as JSON.
+
+    Examples:
+        rankfall demo
+        rankfall demo --out demo --seed 1
+        rankfall demo --quick --json
+        rankfall demo --loop --out loop
+        rankfall demo --loop --out loop --days 8
     """
     if loop:
         _demo_loop(out, seed, force, quick, LOOP_DAYS if days is None else days, as_json)
@@ -84,20 +75,20 @@ def demo(
         make_directory(out)
         result = _run(out, seed, quick)
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
         from rankfall.reporting.comparison import comparison_blocks
 
-        print_result(comparison_blocks(result))
+        terminal.print_result(comparison_blocks(result))
     if out is not None:
-        print_message(
+        terminal.print_message(
             f"wrote {out / 'report.html'} and {out / 'lcron' / 'report.html'}; next: rankfall evaluate {out / 'lcron'} "
             "--diagnose"
         )
 
 
 def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int, as_json: bool) -> None:
-    with requires_extra("demo --loop", "serve"):
+    with terminal.requires_extra("demo --loop", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before anything starts)
         from rankfall.loop_demo.loop_days import FULL, QUICK, LoopFiles, LoopSettings
         from rankfall.loop_demo.run_loop import Loop, LoopDisplay, StoppedError
@@ -112,7 +103,7 @@ def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int,
         stack.enter_context(locked(kept, busy=f"out: another process runs the loop in {kept}"))
         display = stack.enter_context(LoopDisplay())
         stop = stack.enter_context(
-            stoppable(lambda: display.note("ending all processes"), signals=(*STOP_SIGNALS, signal.SIGHUP))
+            terminal.stoppable(lambda: display.note("ending all processes"), signals=(*STOP_SIGNALS, signal.SIGHUP))
         )
         loop = Loop(files, settings, days, on_change=display.show, stop=stop)
         try:
@@ -120,16 +111,16 @@ def _demo_loop(out: Path | None, seed: int, force: bool, quick: bool, days: int,
         except StoppedError:
             display.close()
             again = "" if out is None else f"; the same command continues in {out}"
-            print_message(f"stopped{again}")
+            terminal.print_message(f"stopped{again}")
             raise typer.Exit(128 + stop()) from None
         display.close()
         if as_json:
-            print_json(result.to_json(loop.last))
+            terminal.print_json(result.to_json(loop.last))
         else:
-            print_result(result.table(loop.last))
+            terminal.print_result(result.table(loop.last))
         if out is not None:
             commands = "\n".join(f"  {text}" for text in loop.commands)
-            print_message(
+            terminal.print_message(
                 f"wrote {files.result}; the commands of this loop, whose output is in {files.logs}:\n{commands}"
             )
 
@@ -144,13 +135,13 @@ def _check_demo(out: Path) -> None:
 
 
 def _run(out: Path, seed: int, quick: bool) -> ComparisonResult:
-    print_message("loading torch")
+    terminal.print_message("loading torch")
     from rankfall import demo
 
     size = demo.QUICK if quick else demo.FULL
     impressions = size.days * size.requests_per_day
-    print_message(f"simulating {impressions:,} requests, training {' and '.join(demo.OBJECTIVES)}")
-    with progress() as bar:
+    terminal.print_message(f"simulating {impressions:,} requests, training {' and '.join(demo.OBJECTIVES)}")
+    with terminal.progress() as bar:
         line = bar.add_task("preparing", total=None)
         return demo.run(
             out,

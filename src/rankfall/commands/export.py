@@ -17,21 +17,8 @@ if TYPE_CHECKING:
 
 @verb(
     api.export,
-    "rankfall export runs/lcron --out bundle",
-    "rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle",
-    "rankfall export runs/lcron --items items.parquet --display title --display category --out bundle",
-    "rankfall export runs/lcron --quota retrieval=120 --quota ranking=20 --out bundle",
-    "rankfall export runs/lcron --stage ranking --out ranking-alone",
-    quotas={
-        "flag": "quota",
-        "metavar": "STAGE=N",
-        "help": "Number of items that a stage keeps in the bundle; repeatable.",
-    },
-    display={
-        "metavar": "COLUMN",
-        "help": "Attribute of items to show on the service's page: a column of --items, or a feature of items; "
-        "repeatable.",
-    },
+    quotas={"flag": "quota", "metavar": "STAGE=N"},
+    display={"metavar": "COLUMN"},
 )
 def export(call: Call, as_json: bool = False) -> None:
     """Export a trained cascade as a bundle that can be served.
@@ -42,6 +29,18 @@ def export(call: Call, as_json: bool = False) -> None:
 
     The recall of the bundle over all its items is measured on up to 1,024 of these impressions, by asking the bundle.
     It is lower than the recall of the run if the run was evaluated on lists that are shorter than the catalogue.
+
+    Options:
+        quotas: Number of items that a stage keeps in the bundle; repeatable.
+        display: Attribute of items to show on the service's page: a column of --items, or a feature of items;
+            repeatable.
+
+    Examples:
+        rankfall export runs/lcron --out bundle
+        rankfall export runs/lcron --items new-items.parquet --recall 0.995 --out bundle
+        rankfall export runs/lcron --items items.parquet --display title --display category --out bundle
+        rankfall export runs/lcron --quota retrieval=120 --quota ranking=20 --out bundle
+        rankfall export runs/lcron --stage ranking --out ranking-alone
     """
     exported: ExportedBundle = call()
     out = call["out"]

@@ -12,8 +12,7 @@ from annotated_types import Ge, Le
 from rankfall import api
 from rankfall._errors import RankfallError
 from rankfall.api.shared import Display, stepper
-from rankfall.commands.options import TABLE, existing_source, noting
-from rankfall.commands.prepare import lists_table, skipped_lines
+from rankfall.commands.prepare import TABLE, existing_source, lists_table, skipped_lines
 from rankfall.commands.terminal import (
     print_error,
     print_json,
@@ -24,6 +23,7 @@ from rankfall.commands.terminal import (
 )
 from rankfall.commands.verb import Call, command, verb
 from rankfall.option_types import LARGEST_COUNT, Count, Seed
+from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,14 +36,7 @@ _DAYS = {"metavar": "DAY or FIRST..LAST"}
 
 
 @command(
-    "rankfall init shop.csv",
-    "rankfall init 2024-*.parquet --out drafts",
-    "rankfall init shop.csv --role request=sid --role label=bought --role ignore=debug",
-    "rankfall init log/ --items videos.csv --users users.csv",
-    "rankfall init log",
-    "rankfall init train.txt vali.txt test.txt",
     sources={"argument": "SRC...", "parser": existing_source},
-    out={"help": "Directory of the drafts."},
     role={"metavar": "ROLE=COLUMN"},
     items=TABLE,
     users=TABLE,
@@ -61,15 +54,22 @@ def init(
     Roles of columns are guessed from their names and values. The drafts have comments that say what was guessed from
     what. Existing files are never replaced. If a role cannot be decided, nothing is written; --role decides it.
 
-    Args:
+    Options:
         sources: Files of rows (.csv, .jsonl, .parquet, .feather, .arrow, .ipc) or a directory of them, a Delta table,
             s3://, gs:// and file:// URLs of rows, a prepared log, prepared lists, or LETOR text files.
-        out: Directory of the drafts.
         role: The role of a column, if it cannot be guessed (repeatable): request, item, user, time, day, stage, flag,
             rank, position, label, feedback, sequence, user_feature, context_feature, item_feature, ignore.
         items: A table with features of items.
         users: A table with features of users.
-        as_json: Print the result as JSON.
+        out: Directory of the drafts.
+
+    Examples:
+        rankfall init shop.csv
+        rankfall init 2024-*.parquet --out drafts
+        rankfall init shop.csv --role request=sid --role label=bought --role ignore=debug
+        rankfall init log/ --items videos.csv --users users.csv
+        rankfall init log
+        rankfall init train.txt vali.txt test.txt
     """
     from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
     from rankfall.storage.disk import make_directory
@@ -155,15 +155,7 @@ def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
 
 @verb(
     api.simulate,
-    "rankfall simulate log --preset tiny",
-    "rankfall simulate log --preset recflow-like --days 22 --requests-per-day 3000 --seed 1",
-    "rankfall simulate log --preset recflow-like-3 --truth",
-    "rankfall simulate clicks --preset recflow-like --relevant effective_view",
-    "rankfall simulate RecFlow --preset recflow-like --layout recflow",
-    "rankfall simulate ads --preset industry-hard",
-    "rankfall simulate log --preset tiny --days 5 --append",
     out={"argument": "OUT"},
-    layout={"help": "An impression log for training, or RecFlow's files for 'rankfall prepare recflow'."},
     relevant={"metavar": "FEEDBACK"},
 )
 def simulate(call: Call, as_json: bool = False) -> None:
@@ -172,6 +164,18 @@ def simulate(call: Call, as_json: bool = False) -> None:
     Interests of users drift, items are uploaded and expire, and an imperfect cascade serves requests day by day. The
     memory used does not grow with requests; it grows with days only by the data of items. A longer log begins with the
     same days as a shorter one.
+
+    Options:
+        layout: An impression log for training, or RecFlow's files for 'rankfall prepare recflow'.
+
+    Examples:
+        rankfall simulate log --preset tiny
+        rankfall simulate log --preset recflow-like --days 22 --requests-per-day 3000 --seed 1
+        rankfall simulate log --preset recflow-like-3 --truth
+        rankfall simulate clicks --preset recflow-like --relevant effective_view
+        rankfall simulate RecFlow --preset recflow-like --layout recflow
+        rankfall simulate ads --preset industry-hard
+        rankfall simulate log --preset tiny --days 5 --append
     """
     log: SimulatedLog = call()
     summary = log.to_json()
@@ -197,13 +201,9 @@ def _stages(summary: dict[str, Any]) -> Table:
 
 
 @command(
-    "rankfall data log",
-    "rankfall data log --days 2024-01-13..2024-01-19",
-    "rankfall data log --verify --json",
-    "rankfall data mslr",
     path={"argument": "DIR"},
     days=_DAYS,
-    verify={"flag": "verify/--no-verify", "help": "Compare all files with their checksums first, or none."},
+    verify={"flag": "verify/--no-verify"},
 )
 def data(path: Path, days: list[str] | None = None, verify: bool | None = None, as_json: bool = False) -> None:
     """Show the content of prepared data, and warn about common mistakes.
@@ -212,28 +212,37 @@ def data(path: Path, days: list[str] | None = None, verify: bool | None = None, 
     and figures concerned. Warnings do not change the exit code; data that cannot be read are an error. For ranking
     data: its splits, and warnings about lists from which nothing can be learned or measured.
 
-    Args:
+    Options:
         path: An impression log, or ranking data of 'prepare letor'.
         days: Only these days of a log (repeatable). Default: all days.
-        verify: Whether to compare all files with their checksums. Default: each file when it is read.
-        as_json: Print the result as JSON.
+        verify: Compare all files with their checksums first, or none. Default: each file when it is read.
+
+    Examples:
+        rankfall data log
+        rankfall data log --days 2024-01-13..2024-01-19
+        rankfall data log --verify --json
+        rankfall data mslr
     """
     from rankfall.data.impressions.log import is_log
     from rankfall.data.lists.ranking_data import is_prepared
 
     if is_log(path):
-        with noting():
+        with verification(on_notice=_note):
             _log(path, days, verify=verify, as_json=as_json)
     elif is_prepared(path):
         if days:
             raise typer.BadParameter(f"{path} is ranking data, which has no days", param_hint="--days")
-        with noting():
+        with verification(on_notice=_note):
             _ranking_data(path, verify=verify, as_json=as_json)
     else:
         raise RankfallError(
             f"path: {path} {_described(path)}; expected an impression log (see 'rankfall prepare' and 'rankfall "
             "simulate') or ranking data (see 'rankfall prepare letor')"
         )
+
+
+def _note(text: str) -> None:
+    print_message(f"note: {text}")
 
 
 def _described(path: Path) -> str:
@@ -279,13 +288,10 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
 
 
 @command(
-    "rankfall examination log --feedback effective_view --out curve.json",
-    "rankfall examination log --feedback effective_view --method em --days 2024-01-13..2024-01-19",
-    "rankfall examination log --feedback click --given item --given user.segment --json",
     path={"argument": "LOG"},
     given={"metavar": "NAME"},
     days=_DAYS,
-    out={"metavar": "FILE", "help": "File of the curve, for 'weight:' in configurations."},
+    out={"metavar": "FILE"},
 )
 def examination(
     path: Path,
@@ -307,7 +313,7 @@ def examination(
     seldom examined count more. The page 'Click bias' of the documentation says which method to use when, and what no
     method can correct.
 
-    Args:
+    Options:
         path: An impression log with positions.
         feedback: Feedback that counts as a click where it is above 0.
         method: pairs compares equal items at different positions; em fits a logistic regression of relevance; naive is
@@ -317,11 +323,12 @@ def examination(
         days: Only these days of a log (repeatable). Default: all days.
         positions: Largest number of positions.
         resamples: Number of bootstrap samples.
-        seed: Random seed.
-        out: File of the curve.
-        force: Replace an existing file.
-        verify: Compare the log with its checksums.
-        as_json: Print the result as JSON.
+        out: File of the curve, for 'weight:' in configurations.
+
+    Examples:
+        rankfall examination log --feedback effective_view --out curve.json
+        rankfall examination log --feedback effective_view --method em --days 2024-01-13..2024-01-19
+        rankfall examination log --feedback click --given item --given user.segment --json
     """
     from rankfall.data.impressions.log import ImpressionLog
     from rankfall.examination import estimate_examination
@@ -329,7 +336,7 @@ def examination(
 
     if out is not None and out.exists() and not force:
         raise RankfallError(f"out: {out} exists already; --force replaces it")
-    with noting(verify=verify), progress() as bar:
+    with verification(verify, _note), progress() as bar:
         log = ImpressionLog.load(path)
         tasks = {step: bar.add_task(step, total=None) for step in ("reading days", "estimating")}
         curve = estimate_examination(

@@ -8,32 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.terminal import (
-    print_figures,
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    write_page_figures,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
     from rankfall.studies.plan.plan_result import PlanResult
 
 
-@verb(
-    api.evaluate,
-    "rankfall evaluate runs/first",
-    "rankfall evaluate runs/first --split valid",
-    "rankfall evaluate runs/first data.length=all",
-    "rankfall evaluate runs/first stages.0.quota=50 relevant=5 --out runs/first-50",
-    "rankfall evaluate runs/first --diagnose",
-    "rankfall evaluate runs/first --json",
-    overrides={"help": "Values that replace those of the run in this evaluation, for example data.length=all."},
-    split={"help": "Evaluate train, valid or test of the run's configuration, or a split of its data."},
-    out={"show_default": "the directory of the run"},
-)
+@verb(api.evaluate, out={"show_default": "the directory of the run"})
 def evaluate(
     call: Call,
     diagnose: bool = False,
@@ -53,11 +35,18 @@ def evaluate(
     --diagnose prints how far below the cut lost items were, which segments suffer, what perfect stages would gain,
     whether stages agree, and requests that show each cause. It writes diagnosis.json beside evaluation.json.
 
-    Args:
-        call: The evaluation.
+    Options:
         diagnose: Also find out where and why a cascade loses relevant items.
-        figures: Also write every figure of the page to this directory.
-        as_json: Print the result as JSON.
+        overrides: Values that replace those of the run in this evaluation, for example data.length=all.
+        split: Evaluate train, valid or test of the run's configuration, or a split of its data.
+
+    Examples:
+        rankfall evaluate runs/first
+        rankfall evaluate runs/first --split valid
+        rankfall evaluate runs/first data.length=all
+        rankfall evaluate runs/first stages.0.quota=50 relevant=5 --out runs/first-50
+        rankfall evaluate runs/first --diagnose
+        rankfall evaluate runs/first --json
     """
     from rankfall.reporting.diagnosis import diagnosis_blocks
     from rankfall.reporting.funnel import funnel_of_summary
@@ -74,41 +63,27 @@ def evaluate(
     directory = summary.directory
     shows_test = directory == run and split == "test"
     if shows_test:
-        write_page_figures(run, figures, trust=call["trust"], verify=call["verify"])
+        terminal.write_page_figures(run, figures, trust=call["trust"], verify=call["verify"])
     elif figures is not None:
-        print_figures({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, figures)
+        terminal.print_figures({"funnel": funnel_of_summary(summary)} if summary.funnel else {}, figures)
     if as_json:
-        print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
+        terminal.print_json(summary.to_json() | ({"diagnosis": diagnosis.to_json()} if diagnosis else {}))
         return
-    print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
+    terminal.print_result(evaluation_blocks(summary, title=", ".join([str(run), split, *call["overrides"]])))
     if diagnosis:
-        print_result(diagnosis_blocks(diagnosis))
+        terminal.print_result(diagnosis_blocks(diagnosis))
     if directory is None:
-        print_message(f"{run} was not changed; --out DIR writes this result")
+        terminal.print_message(f"{run} was not changed; --out DIR writes this result")
         return
     is_other = directory == run and split != "test"  # which the page does not show
     files = evaluation_files(directory, split) if is_other else (directory / REPORT,)
-    print_message(f"wrote {' and '.join(map(str, files))}")
+    terminal.print_message(f"wrote {' and '.join(map(str, files))}")
 
 
 @verb(
     api.plan,
-    "rankfall plan runs/lcron --cost retrieval=0.1us --cost ranking=0.2ms+8us --budget 5ms",
-    "rankfall plan runs/lcron --bundle bundle --recall 0.6 data.length=all",
-    "rankfall plan runs/lcron --grid retrieval=50,100,200,400 --grid ranking=10,20 --json",
-    split={"help": "Plan on train, valid or test of the run's configuration, or on a day of its log."},
-    costs={
-        "flag": "cost",
-        "metavar": "STAGE=COST",
-        "help": "Cost of an item that enters a stage, for example 8us, or FIXED+COST with a cost per request, for "
-        "example 0.2ms+8us. Units are s, ms, us, ns or none. One for every stage.",
-        "show_default": "1 for every scored item",
-    },
-    grid={
-        "metavar": "STAGE=N,N,...",
-        "help": "Quotas to try for a stage.",
-        "show_default": "from the last quota to four times the current one; the last quota stays",
-    },
+    costs={"flag": "cost", "metavar": "STAGE=COST"},
+    grid={"metavar": "STAGE=N,N,..."},
     out={"show_default": "the directory of the run"},
 )
 def plan(call: Call, as_json: bool = False) -> None:
@@ -120,35 +95,41 @@ def plan(call: Call, as_json: bool = False) -> None:
     changes what is measured, as for evaluate; data.length=all plans over all items, as they are served. Writes
     plan.json and the page report.html to the directory of the run; --out writes plan.json to another directory, and
     leaves the run as it is.
+
+    Options:
+        split: Plan on train, valid or test of the run's configuration, or on a day of its log.
+        costs: Cost of an item that enters a stage, for example 8us, or FIXED+COST with a cost per request, for example
+            0.2ms+8us. Units are s, ms, us, ns or none. One for every stage. Default: 1 for every scored item.
+        grid: Quotas to try for a stage. Default: from the last quota to four times the current one; the last quota
+            stays.
+
+    Examples:
+        rankfall plan runs/lcron --cost retrieval=0.1us --cost ranking=0.2ms+8us --budget 5ms
+        rankfall plan runs/lcron --bundle bundle --recall 0.6 data.length=all
+        rankfall plan runs/lcron --grid retrieval=50,100,200,400 --grid ranking=10,20 --json
     """
     result: PlanResult = call()
-    print_warnings(result.warnings)
+    terminal.print_warnings(result.warnings)
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
         return
     from rankfall.reporting.diagnosis import plan_blocks
     from rankfall.studies.plan.plan_result import PLAN
     from rankfall.training.run_directory import REPORT
 
     run, out, chosen = call["run"], call["out"], result.chosen
-    print_result(plan_blocks(result))
+    terminal.print_result(plan_blocks(result))
     quotas = " ".join(chosen.train_overrides)
-    print_result(f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}")
-    print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
-    print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")
+    terminal.print_result(
+        f"measure: rankfall evaluate {shlex.join([str(run), *chosen.train_overrides, *result.overrides])}"
+    )
+    terminal.print_result(f"train:   rankfall train {run / 'config.yaml'} {quotas} --out NEW")
+    terminal.print_result(f"export:  rankfall export {run} {' '.join(chosen.export_options)} --out BUNDLE")
     page = f" and {run / REPORT}" if out is None else ""
-    print_message(f"wrote {(out or run) / PLAN}{page}")
+    terminal.print_message(f"wrote {(out or run) / PLAN}{page}")
 
 
-@verb(
-    api.report,
-    "rankfall report runs/first",
-    "rankfall report runs/first --out first.html",
-    "rankfall report recflow-like --out recflow-like.html",
-    "rankfall report recflow-like --figures figures",
-    directory={"argument": "RUN_OR_DIR", "help": "Directory of a run, of a comparison, or of a stream."},
-    out={"help": "Output file.", "show_default": "report.html in that directory"},
-)
+@verb(api.report, directory={"argument": "RUN_OR_DIR"})
 def report(call: Call) -> None:
     """Write a report of a run, a comparison or a stream as one HTML file.
 
@@ -156,7 +137,17 @@ def report(call: Call) -> None:
     with intervals, what to do next, the diagnosis, the plan of the quotas and the course of training follow. That of a
     comparison shows the funnels of all methods side by side, intervals, tests and chosen settings, that of a stream
     also the curves and the table of all days.
+
+    Options:
+        directory: Directory of a run, of a comparison, or of a stream.
+        out: Output file. Default: report.html in that directory.
+
+    Examples:
+        rankfall report runs/first
+        rankfall report runs/first --out first.html
+        rankfall report recflow-like --out recflow-like.html
+        rankfall report recflow-like --figures figures
     """
     figures: Path | None = call.given.pop("figures", None)
-    print_message(f"wrote {call()}")
-    write_page_figures(call["directory"], figures, trust=call["trust"], verify=call["verify"])
+    terminal.print_message(f"wrote {call()}")
+    terminal.write_page_figures(call["directory"], figures, trust=call["trust"], verify=call["verify"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,53 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankfall.component_docs import OptionDoc
-
-# References by the names under which doc strings cite them.
-PAPERS = {
-    "ARF": 'Wang et al. "Adaptive Neural Ranking Framework: Toward Maximized Business Goal for Cascade Ranking '
-    'Systems". WWW 2024',
-    "LLK": 'Jagerman et al. "On Optimizing Top-K Metrics for Neural Ranking Models". SIGIR 2022',
-    "PIR": 'Swezey et al. "PiRank: Scalable Learning To Rank via Differentiable Sorting". NeurIPS 2021',
-    "LCR": '"Learning Cascade Ranking as One Network". ICML 2025',
-    "DFT": '"Differentiable Fast Top-K Selection for Large-Scale Recommendation"',
-    "DFTopK": '"Differentiable Fast Top-K Selection for Large-Scale Recommendation"',
-    "NeuralSort": 'Grover et al. "Stochastic Optimization of Sorting Networks via Continuous Relaxations". ICLR 2019',
-    "SoftSort": 'Prillo, Eisenschlos. "SoftSort: A Continuous Relaxation for the argsort Operator". ICML 2020',
-    "DiffSort": 'Petersen et al. "Differentiable Sorting Networks for Scalable Sorting and Ranking Supervision". '
-    'ICML 2021; "Monotonic Differentiable Sorting Networks". ICLR 2022',
-    "LapSum": 'Struski et al. "LapSum - One Method to Differentiate Them All: Ranking, Sorting and Top-k '
-    'Selection". 2025',
-    "Sparse top-k": 'Sander et al. "Fast, Differentiable and Sparse Top-k: a Convex Analysis Perspective". ICML 2023',
-    "Bengio et al. 2013": '"Estimating or Propagating Gradients Through Stochastic Neurons for Conditional '
-    'Computation". 2013',
-    "Burges et al. 2005": '"Learning to Rank using Gradient Descent". ICML 2005',
-    "Cao et al. 2007": '"Learning to Rank: From Pairwise Approach to Listwise Approach". ICML 2007',
-    "Xia et al. 2008": '"Listwise Approach to Learning to Rank: Theory and Algorithm". ICML 2008',
-    "Qin et al. 2010": '"A General Approximation Framework for Direct Optimization of Information Retrieval '
-    'Measures". Information Retrieval 2010',
-    "Burges 2010": '"From RankNet to LambdaRank to LambdaMART: An Overview". Microsoft Research 2010',
-    "Wang et al. 2018": '"The LambdaLoss Framework for Ranking Metric Optimization". CIKM 2018',
-    "Bruch et al. 2020": '"A Stochastic Treatment of Learning to Rank Scoring Functions". WSDM 2020',
-    "NeuralNDCG": 'Pobrotyn, Białobrzeski. "NeuralNDCG: Direct Optimisation of a Ranking Metric via Differentiable '
-    'Relaxation of Sorting". 2021',
-    "Gallagher et al. 2019": '"Joint Optimization of Cascade Ranking Models". WSDM 2019',
-    "Qin et al. 2022": '"RankFlow: Joint Optimization of Multi-Stage Cascade Ranking Systems as Flows". SIGIR 2022',
-    "Zheng et al. 2024": '"Full Stage Learning to Rank: A Unified Framework for Multi-Stage Systems". WWW 2024',
-    "Järvelin and Kekäläinen 2002": '"Cumulated Gain-Based Evaluation of IR Techniques". TOIS 2002',
-    "McSherry and Najork 2008": '"Computing Information Retrieval Performance Measures Efficiently in the Presence '
-    'of Tied Scores". ECIR 2008',
-    "Voorhees 1999": '"The TREC-8 Question Answering Track Report". TREC 1999',
-    "Student 1908": '"The Probable Error of a Mean". Biometrika 1908',
-    "Welch 1947": "\"The Generalization of Student's Problem when Several Different Population Variances are "
-    'Involved". Biometrika 1947',
-    "Satterthwaite 1946": '"An Approximate Distribution of Estimates of Variance Components". Biometrics Bulletin 1946',
-    "Efron and Tibshirani 1993": '"An Introduction to the Bootstrap". Chapman & Hall 1993',
-    "Holm 1979": '"A Simple Sequentially Rejective Multiple Test Procedure". Scandinavian Journal of Statistics 1979',
-    "Huang et al. 2013": '"Learning Deep Structured Semantic Models for Web Search using Clickthrough Data". CIKM 2013',
-    "Zhou et al. 2018": '"Deep Interest Network for Click-Through Rate Prediction". KDD 2018',
-    "rankfall": "introduced by rankfall, see the doc string",
-}
-
 
 METHODS: tuple[Kind, ...] = ("operator", "loss", "objective", "metric")
 """The kinds of methods that papers describe."""
@@ -98,26 +50,25 @@ class Method:
     place: str = ""
 
 
-@command(
-    "rankfall methods",
-    "rankfall methods lcron",
-    "rankfall methods --kind loss",
-    "rankfall methods ndcg",
-    "rankfall methods joint_value",
-    "rankfall methods --kind operator --json",
-    "rankfall methods ./my_loss.py:focal",
-    name={"argument": "NAME"},
-)
+@command(name={"argument": "NAME"})
 def methods(name: str | None = None, kind: Kind | None = None, as_json: bool = False) -> None:
     """List all methods (operators, losses, objectives, metrics) and models with their papers, or explain one.
 
     With NAME, prints the definition and the options of a component. Your own components are listed if installed
     packages declare them as entry points. Others are named by a reference, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
 
-    Args:
+    Options:
         name: Component whose options are shown, e.g. lcron, din or ./my_loss.py:focal.
         kind: List the components of one kind only.
-        as_json: Print the result as JSON.
+
+    Examples:
+        rankfall methods
+        rankfall methods lcron
+        rankfall methods --kind loss
+        rankfall methods ndcg
+        rankfall methods joint_value
+        rankfall methods --kind operator --json
+        rankfall methods ./my_loss.py:focal
     """
     if name is not None:
         _show_one(name, kind, as_json)
@@ -253,11 +204,11 @@ def _describe_own(kind: Kind, name: str) -> Method:
 def _method(
     kind: Kind, name: str, component: Callable[..., Any], config: str = "", names: list[str] | None = None
 ) -> Method:
-    from rankfall.component_docs import documentation
+    from rankfall.component_docs import cited, documentation, papers
 
     docs = documentation(component)
-    papers = [PAPERS[one] for one in cited(docs.citation)]
-    return Method(name, kind, docs.title, docs.citation, papers, config, names or [])
+    references = [papers()[one] for one in cited(docs.citation)]
+    return Method(name, kind, docs.title, docs.citation, references, config, names or [])
 
 
 def _component(method: Method) -> Callable[..., Any]:
@@ -289,18 +240,6 @@ def _text(method: Method) -> list[str]:
     from rankfall.component_docs import documentation
 
     return list(documentation(_component(method)).text)
-
-
-def cited(citation: str) -> list[str]:
-    """Return the names of the papers in a citation, whose parts are separated by semicolons.
-
-    >>> cited("NeuralSort; ARF, eq. 10; the weather report")
-    ['NeuralSort', 'ARF']
-    """
-    candidates = [
-        [name for name in PAPERS if re.search(rf"\b{re.escape(name)}\b", part)] for part in citation.split(";")
-    ]
-    return [max(names, key=len) for names in candidates if names]
 
 
 # --- output -------------------------------------------------------------------------------------------------------
@@ -346,7 +285,9 @@ def _other_names(method: Method) -> list[str]:
 
 
 def _references(methods: list[Method]) -> Table:
+    from rankfall.component_docs import cited, papers
+
     used = {name for method in methods for name in cited(method.citation)}
-    rows = [(name, reference) for name, reference in PAPERS.items() if name in used]
+    rows = [(name, reference) for name, reference in papers().items() if name in used]
     settings: dict[str, Any] = {"title_style": "bold", "box": None, "show_header": False}
     return table([Column(style="cyan", no_wrap=True), ""], rows, title="papers", **settings)

@@ -10,14 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from rankfall.api import preparing
-from rankfall.commands.options import TABLE, existing_source
-from rankfall.commands.terminal import (
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    table,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, group, verb
 
 if TYPE_CHECKING:
@@ -29,34 +22,26 @@ if TYPE_CHECKING:
 
 _PACKED = {".gz", ".xz", ".zst"}
 _TEXT = {".txt", ".svm", ".svmlight", ".libsvm", ".letor", ".dat"}
-_CHECK = {
-    "help": "Read everything, write nothing, and list every problem with its number and first places. The exit code "
-    "is 1 if one of them is an error."
-}
-_SKIP_BAD = {
-    "metavar": "N",
-    "help": "Drop bad rows, at most N, and report them; requests whose rows contradict each other are dropped as a "
-    "whole. With more bad rows nothing is written.",
-    "show_default": "a bad row is an error",
-}
+
+
+def existing_source(text: str) -> str:
+    """Refuse a path that does not exist; what a URL names is looked up when it is read."""
+    from rankfall.data.sources.object_storage import is_url
+
+    if not is_url(text) and not Path(text).exists():
+        raise typer.BadParameter(f"Path {text!r} does not exist.")
+    return text
+
+
+TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}  # one that is joined to the rows of a log
 
 
 @verb(
     preparing.letor,
-    "rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train",
-    "rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007",
-    "rankfall prepare letor train=rank.train --groups rank.train.query --out example",
-    "rankfall prepare letor Fold1/*.txt --check",
-    "rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p",
     source={"argument": "SRC...", "kind": list[str]},
-    groups={
-        "kind": list[Path],
-        "help": "File of group sizes for files without qid; once per SRC, in the same order. Default: FILE.query or "
-        "FILE.group beside FILE.",
-    },
+    groups={"kind": list[Path]},
     standardise={"metavar": "SPLIT"},
     skip_bad={"metavar": "N"},
-    check=_CHECK,
     features={"max": 99_999_999},
     first_id={"max": 1},
     threads={"max": 1024},
@@ -66,6 +51,17 @@ def letor(call: Call, as_json: bool = False) -> None:
 
     Writes memory-mapped columns, and a manifest with the sources and the options, which --json prints. The memory used
     does not grow with the files. --check lists every problem of the files instead.
+
+    Options:
+        groups: File of group sizes for files without qid; once per SRC, in the same order. Default: FILE.query or
+            FILE.group beside FILE.
+
+    Examples:
+        rankfall prepare letor Fold1/*.txt --out mslr --log1p --standardise train
+        rankfall prepare letor S1=S1.txt.gz S2=S2.txt.gz S3=S3.txt.gz S4=S4.txt.gz S5=S5.txt.gz --out mq2007
+        rankfall prepare letor train=rank.train --groups rank.train.query --out example
+        rankfall prepare letor Fold1/*.txt --check
+        rankfall prepare letor data.txt --out arf --min-list 41 --max-list 200 --keep-positives 15 --log1p
     """
     sources: list[str] = call["source"]
     call.given["source"] = _splits(sources)
@@ -75,38 +71,26 @@ def letor(call: Call, as_json: bool = False) -> None:
         call.given["groups"] = {_source(text)[1]: file for text, file in zip(sources, groups, strict=True)}
     prepared = _prepare(call, as_json=as_json)
     if as_json:
-        print_json(prepared.manifest)
+        terminal.print_json(prepared.manifest)
     else:
-        print_result(lists_table(prepared.manifest, prepared.directory))
+        terminal.print_result(lists_table(prepared.manifest, prepared.directory))
     for about in prepared.manifest["splits"].values():
         for source in about["sources"]:
             for bad in source["bad_lines_shown"]:
-                print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
+                terminal.print_message(f"skipped {source['path']}:{bad['line']}: {bad['reason']}")
             if (more := source["bad_lines"] - len(source["bad_lines_shown"])) > 0:
-                print_message(f"skipped {more:,} more lines of {source['path']}")
-    print_warnings(prepared.warnings)
+                terminal.print_message(f"skipped {more:,} more lines of {source['path']}")
+    terminal.print_warnings(prepared.warnings)
 
 
 @verb(
     preparing.rows,
-    "rankfall prepare rows log/ --spec spec.yaml --out impressions",
-    "rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions",
-    "rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions",
-    "rankfall prepare rows log/ --spec spec.yaml --check",
-    "rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions",
-    "rankfall prepare rows --spec spec_with_a_source.yaml --out impressions",
-    "rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions",
-    "rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions",
-    "rankfall prepare rows 2024-02-01.parquet --append impressions",
-    "rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen",
-    "rankfall prepare rows 2024-02-02.parquet --append impressions --grow",
     source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
     items=TABLE,
     users=TABLE,
     requests=TABLE,
     append={"metavar": "LOG"},
-    check=_CHECK,
-    skip_bad=_SKIP_BAD,
+    skip_bad={"metavar": "N"},
 )
 def rows(call: Call, as_json: bool = False) -> None:
     """Prepare your own full-stage log: one row per request and item, in CSV, JSON, Parquet or Arrow files.
@@ -116,22 +100,30 @@ def rows(call: Call, as_json: bool = False) -> None:
     --append LOG adds new days to a prepared log; the result is the same as if all days had been prepared at once.
     With --grow, new values of vocabularies get ids behind the known ones, whose ids never change.
     --json prints the manifest, or the problems.
+
+    Examples:
+        rankfall prepare rows log/ --spec spec.yaml --out impressions
+        rankfall prepare rows 2024-01-*.parquet --items videos.csv --users users.csv --spec spec.yaml --out impressions
+        rankfall prepare rows log.csv.gz --requests requests.parquet --fit-days 20 --spec spec.yaml --out impressions
+        rankfall prepare rows log/ --spec spec.yaml --check
+        rankfall prepare rows log/ --spec spec.yaml --skip-bad 100 --out impressions
+        rankfall prepare rows --spec spec_with_a_source.yaml --out impressions
+        rankfall prepare rows log/ --spec spec.yaml --engine ray --out impressions
+        rankfall prepare rows s3://bucket/log/ --items s3://bucket/videos.parquet --spec spec.yaml --out impressions
+        rankfall prepare rows 2024-02-01.parquet --append impressions
+        rankfall prepare rows 2024-02-01-late.parquet --append impressions --reopen
+        rankfall prepare rows 2024-02-02.parquet --append impressions --grow
     """
     _report(_prepare(call, as_json=as_json), as_json=as_json)
 
 
 @verb(
     preparing.recflow,
-    "rankfall prepare recflow RecFlow --out impressions",
-    "rankfall prepare recflow RecFlow --check",
-    "rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions",
-    "rankfall prepare recflow RecFlow --append impressions",
     source={"argument": "SRC", "exists": True, "file_okay": False, "kind": Path},
     stages={"kind": Literal["2", "3"]},
     days={"metavar": "FIRST..LAST"},
     append={"metavar": "LOG"},
-    check=_CHECK,
-    skip_bad=_SKIP_BAD,
+    skip_bad={"metavar": "N"},
 )
 def recflow(call: Call, as_json: bool = False) -> None:
     """Prepare RecFlow, the public full-stage log of a video platform, or a log simulated in its layout.
@@ -139,6 +131,12 @@ def recflow(call: Call, as_json: bool = False) -> None:
     Times are in Asia/Shanghai. The memory used does not grow with the number of days. --append LOG adds new days to a
     prepared log; the result is the same as if all days had been prepared at once. --json prints the manifest of the
     log.
+
+    Examples:
+        rankfall prepare recflow RecFlow --out impressions
+        rankfall prepare recflow RecFlow --check
+        rankfall prepare recflow RecFlow --days 2024-01-13..2024-02-04 --stages 3 --out impressions
+        rankfall prepare recflow RecFlow --append impressions
     """
     if call["stages"] is not None:
         call.given["stages"] = int(call["stages"])
@@ -166,7 +164,7 @@ def _prepare(call: Call, *, as_json: bool) -> PreparedData:
         found: PreparedData | DataCheck = call()
     except TooManyBadError as error:
         for problem in error.check.errors:
-            print_message(problem_line(problem))
+            terminal.print_message(problem_line(problem))
         raise
     if not isinstance(found, DataCheck):
         return found
@@ -180,18 +178,18 @@ def _prepare(call: Call, *, as_json: bool) -> PreparedData:
 def report_check(check: DataCheck, *, as_json: bool) -> None:
     """Print the problems of raw data."""
     if as_json:
-        print_json(check.to_json())
+        terminal.print_json(check.to_json())
     elif check.problems:
-        print_result(problems_table(check.problems, f"{check.rows:,} rows"))
+        terminal.print_result(problems_table(check.problems, f"{check.rows:,} rows"))
     else:
-        print_result(f"{check.rows:,} rows, no problem found")
+        terminal.print_result(f"{check.rows:,} rows, no problem found")
     if not as_json:
-        print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
+        terminal.print_message(f"errors: {len(check.errors)}, warnings: {len(check.warnings)}; nothing was written")
         if columns := ", ".join(check.without_numbers):
-            print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
+            terminal.print_message(f"missing: indicator for {columns} in the spec keeps rows without these numbers")
         if check.can_be_skipped:
             otherwise = "otherwise, " if columns else ""
-            print_message(
+            terminal.print_message(
                 f"{otherwise}--skip-bad {check.bad_rows} drops {check.bad_rows:,} bad rows and prepares the others"
             )
 
@@ -218,7 +216,7 @@ def problems_table(problems: Sequence[Problem], title: str) -> Table:
         Column("first places", ratio=2, overflow="fold"),
         "--skip-bad drops",
     ]
-    return table(columns, rows, title=title, show_lines=True)
+    return terminal.table(columns, rows, title=title, show_lines=True)
 
 
 def problem_line(problem: Problem) -> str:
@@ -247,19 +245,19 @@ def _report(prepared: PreparedData, *, as_json: bool) -> None:
 
     log, about = ImpressionLog.load(prepared.directory), prepared.manifest["about"]
     if as_json:
-        print_json(log.manifest)
+        terminal.print_json(log.manifest)
     else:
-        print_result(_stages(log))
+        terminal.print_result(_stages(log))
         for what, count in about.get("left_out", {}).items():
             if count:
-                print_result(f"left out: {count:,} {what}")
+                terminal.print_result(f"left out: {count:,} {what}")
         if about["counts"]["values"]:
-            print_result(_ids(about["counts"]))
+            terminal.print_result(_ids(about["counts"]))
         if any(about["counts"].get("missing_numbers", {}).values()):
-            print_result(_numbers(about["counts"]))
-    print_warnings(prepared.warnings)
+            terminal.print_result(_numbers(about["counts"]))
+    terminal.print_warnings(prepared.warnings)
     for text in skipped_lines(about["skipped"]) if about.get("skipped") else ():
-        print_message(text)
+        terminal.print_message(text)
 
 
 def _stages(log: ImpressionLog) -> Table:
@@ -291,7 +289,7 @@ def _stages(log: ImpressionLog) -> Table:
         ">requests with fewer",
     ]
     title = f"{log.path}: {counts['requests']:,} impressions of {len(log.days)} days, {items:,} items"
-    return table(columns, rows, title=title, show_footer=True)
+    return terminal.table(columns, rows, title=title, show_footer=True)
 
 
 def _ids(counts: dict[str, Any]) -> Table:
@@ -301,7 +299,7 @@ def _ids(counts: dict[str, Any]) -> Table:
         (name, f"{values:,}", *(share(counts[what].get(name, 0), values) for what in ("missing", "unseen")))
         for name, values in counts["values"].items()
     ]
-    return table(["feature", ">values", ">missing", ">never seen"], rows, title="ids of features")
+    return terminal.table(["feature", ">values", ">missing", ">never seen"], rows, title="ids of features")
 
 
 def _numbers(counts: dict[str, Any]) -> Table:
@@ -311,7 +309,7 @@ def _numbers(counts: dict[str, Any]) -> Table:
         (name, f"{values:,}", share(counts["missing_numbers"].get(name, 0), values))
         for name, values in counts["numbers"].items()
     ]
-    return table(["feature", ">values", ">missing"], rows, title="numbers of features")
+    return terminal.table(["feature", ">values", ">missing"], rows, title="numbers of features")
 
 
 def lists_table(manifest: dict[str, Any], out: Path) -> Table:
@@ -328,7 +326,7 @@ def lists_table(manifest: dict[str, Any], out: Path) -> Table:
         )
         for name, about in manifest["splits"].items()
     ]
-    return table(
+    return terminal.table(
         ["split", ">lists", ">rows", ">documents per list", ">none relevant", "labels", "left out"],
         rows,
         title=f"{out}: {manifest['features']['columns']} features",

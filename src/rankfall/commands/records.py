@@ -10,15 +10,7 @@ from rich.table import Column, Table
 
 from rankfall import api
 from rankfall.api.shared import Display
-from rankfall.commands.terminal import (
-    PLAIN,
-    print_error,
-    print_json,
-    print_message,
-    print_result,
-    stoppable_work,
-    table,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -28,11 +20,8 @@ if TYPE_CHECKING:
 
 @verb(
     api.collect,
-    "rankfall collect nats://127.0.0.1:4222/shop records --follow",
-    "rankfall collect kafka://127.0.0.1:9092/shop records",
     url={"argument": "URL"},
-    out={"argument": "DIR", "help": "Directory to write to; earlier files stay."},
-    follow={"help": "Wait for further messages until SIGTERM or Ctrl-C."},
+    out={"argument": "DIR"},
 )
 def collect(call: Call, as_json: bool = False) -> None:
     """Write the samples and events that services sent to a broker to files.
@@ -40,31 +29,34 @@ def collect(call: Call, as_json: bool = False) -> None:
     rankfall serve --samples URL sends them. DIR gets the files that rankfall serve --samples DIR writes. Messages are
     acknowledged after their records are on disk: the command can be killed and run again. With --follow it connects
     again if the broker was down. Messages that hold no records are counted, and kept in DIR/rejected.
+
+    Options:
+        out: Directory to write to; earlier files stay.
+        follow: Wait for further messages until SIGTERM or Ctrl-C.
+
+    Examples:
+        rankfall collect nats://127.0.0.1:4222/shop records --follow
+        rankfall collect kafka://127.0.0.1:9092/shop records
     """
-    with stoppable_work(lambda: f"the same command continues {call['out']}") as (display, stop):
+    with terminal.stoppable_work(lambda: f"the same command continues {call['out']}") as (display, stop):
         result = call(display, stop=stop)
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
         typer.echo(
             f"{result.samples:,} samples and {result.events:,} events of {result.messages:,} messages; "
             f"repeated: {result.repeated:,}, rejected: {result.rejected:,}, missed: {result.missed:,}"
         )
-    print_message(f"wrote to {call['out']}")
+    terminal.print_message(f"wrote to {call['out']}")
     if stop() and not call["follow"]:
         raise typer.Exit(128 + stop())  # the convention of shells
 
 
 @verb(
     api.join,
-    "rankfall join recorded --spec spec.yaml --items items.parquet --out log",
-    "rankfall join recorded --spec spec.yaml --items items.parquet --out log --follow",
-    "rankfall join replay --spec spec.yaml --out log --wait 0 --close --parity 1",
-    directory={"argument": "DIR", "help": "Directory that 'rankfall serve --samples' writes."},
-    out={"metavar": "LOG", "help": "Log that gets the days; it is created if it is missing."},
+    directory={"argument": "DIR"},
+    out={"metavar": "LOG"},
     wait={"metavar": "DURATION"},
-    close={"help": "Close all days that have samples now, as at the end of a replay."},
-    follow={"help": "Wait for new records, and close days when these are complete."},
     poll={"min": 0.1},
     bundles={"metavar": "DIR"},
 )
@@ -77,24 +69,35 @@ def join(call: Call, as_json: bool = False) -> None:
     of each day. Requests and events that the log cannot have are set apart there, with the reason, and the day is
     closed without them. If what the log would have of more requests than --parity-limit allows differs from what a
     model received, the day is not closed.
+
+    Options:
+        directory: Directory that 'rankfall serve --samples' writes.
+        out: Log that gets the days; it is created if it is missing.
+        close: Close all days that have samples now, as at the end of a replay.
+        follow: Wait for new records, and close days when these are complete.
+
+    Examples:
+        rankfall join recorded --spec spec.yaml --items items.parquet --out log
+        rankfall join recorded --spec spec.yaml --items items.parquet --out log --follow
+        rankfall join replay --spec spec.yaml --out log --wait 0 --close --parity 1
     """
     out = call["out"]
-    with stoppable_work(lambda: f"the same command continues {out}") as (display, stop):
+    with terminal.stoppable_work(lambda: f"the same command continues {out}") as (display, stop):
         result: JoinResult = call(display, on_day=lambda report: _show_day(report, display), stop=stop)
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     elif result.days:
-        print_result(_days_table(result.tables()["days"]))
+        terminal.print_result(_days_table(result.tables()["days"]))
     late = Counter(result.late)
     for report in result.days:
         if report.day in result.closed:
             late.update(report.late_requests)
     if late:
         days = ", ".join(f"{count:,} of {day}" for day, count in late.most_common(3))
-        print_message(f"{sum(late.values()):,} requests came too late for their day: {days}")
+        terminal.print_message(f"{sum(late.values()):,} requests came too late for their day: {days}")
     for day, why in result.waiting.items():
-        print_message(f"{day} is open: {why}")
-    print_message(f"closed {', '.join(result.closed) or 'no day'}; {out} has the log, {out}.join the reports")
+        terminal.print_message(f"{day} is open: {why}")
+    terminal.print_message(f"closed {', '.join(result.closed) or 'no day'}; {out} has the log, {out}.join the reports")
 
 
 def _show_day(report: DayReport, display: Display) -> None:
@@ -110,17 +113,10 @@ def _show_day(report: DayReport, display: Display) -> None:
 def _days_table(rows: list[dict[str, Any]]) -> Table:
     columns = [name if name == "day" else f">{name}" for name in rows[0]]
     cells = [(value if isinstance(value, str) else f"{value:,}" for value in row.values()) for row in rows]
-    return table(columns, cells, **PLAIN)
+    return terminal.table(columns, cells, **terminal.PLAIN)
 
 
-@verb(
-    api.clean,
-    "rankfall clean",
-    "rankfall clean runs prepared --dry-run",
-    "rankfall clean --json",
-    directories={"argument": "DIR"},
-    dry_run={"help": "Change nothing; print what would be done."},
-)
+@verb(api.clean, directories={"argument": "DIR"})
 def clean(call: Call, as_json: bool = False) -> None:
     """Remove temporary files and directories of processes that have died.
 
@@ -128,19 +124,27 @@ def clean(call: Call, as_json: bool = False) -> None:
     Commands remove what an earlier one left beside their own output; this command removes it everywhere. Files of
     living processes are locked and stay. The earlier content of a directory is restored if a process died while it
     replaced that directory.
+
+    Options:
+        dry_run: Change nothing; print what would be done.
+
+    Examples:
+        rankfall clean
+        rankfall clean runs prepared --dry-run
+        rankfall clean --json
     """
     result: CleaningResult = call()
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     elif result.leftovers:
-        print_result(_leftovers_table(result))
+        terminal.print_result(_leftovers_table(result))
         count = sum(one.action == "removed" for one in result.leftovers)
         action = "would remove" if result.dry_run else "removed"
-        print_message(f"{action} {count} leftover{'s' * (count != 1)}, {result.bytes:,} bytes")
+        terminal.print_message(f"{action} {count} leftover{'s' * (count != 1)}, {result.bytes:,} bytes")
     elif not result.failed:
-        print_message("nothing to remove")
+        terminal.print_message("nothing to remove")
     for message in result.failed:
-        print_error(message)
+        terminal.print_error(message)
     if result.failed:
         raise typer.Exit(1)
 
@@ -151,4 +155,4 @@ def _leftovers_table(result: CleaningResult) -> Table:
         for one in result.leftovers
     ]
     action = "would be" if result.dry_run else "was"
-    return table([Column("leftover", overflow="fold"), ">bytes", action], rows, **PLAIN)
+    return terminal.table([Column("leftover", overflow="fold"), ">bytes", action], rows, **terminal.PLAIN)

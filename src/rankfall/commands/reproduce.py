@@ -10,22 +10,13 @@ from rich.text import Text
 
 from rankfall import api
 from rankfall.api.reproducing import DEFAULT_OUT, data_source
-from rankfall.commands.terminal import (
-    PLAIN,
-    exit_for_failures,
-    interruptible,
-    print_json,
-    print_message,
-    print_result,
-    table,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
     from rankfall.api import ReproductionResult
     from rankfall.reproductions.data import DataSource
     from rankfall.reproductions.paper_schema import Reproduction
-
 LISTED = {
     "lists": "on lists, with approximate times on two cores and the MSLR sample",
     "impressions": "on impressions, with approximate times on two cores and a simulated platform",
@@ -36,20 +27,9 @@ LISTED = {
 
 @verb(
     api.reproduce,
-    "rankfall reproduce --list",
-    "rankfall reproduce arf-table2 --quick",
-    "rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss",
-    "rankfall reproduce pirank-table1 --data mq2007",
-    "rankfall reproduce lcron-table2 --quick --methods mine.yaml",
-    "rankfall reproduce dftopk-table1 --data prepared/recflow",
-    "rankfall reproduce pirank-figure7 --json",
     listing={"flag": "list"},
-    name={"argument": "NAME", "help": "Name of a table or figure (see --list).", "default": None},
-    quick={"help": "Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes."},
-    methods={
-        "metavar": "FILE",
-        "help": "Also run methods of your own: a YAML file with their names and what they change, as in a comparison.",
-    },
+    name={"argument": "NAME", "default": None},
+    methods={"metavar": "FILE"},
 )
 def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
@@ -59,10 +39,20 @@ def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     the gaps between them, not the numbers. The output directory gets results.json, figures as PNG and SVG, and all
     runs; runs that exist are not repeated. --json prints the content of results.json.
 
-    Args:
-        call: The reproduction.
+    Options:
         listing: List all reproductions, what they show and how long they take.
-        as_json: Print the result as JSON.
+        name: Name of a table or figure (see --list).
+        quick: Run a reduced version: less data, fewer epochs and settings, one seed, in one or two minutes.
+        methods: Also run methods of your own: a YAML file with their names and what they change, as in a comparison.
+
+    Examples:
+        rankfall reproduce --list
+        rankfall reproduce arf-table2 --quick
+        rankfall reproduce lambdaloss-table1 --data MSLR-WEB30K --out reproduced/lambdaloss
+        rankfall reproduce pirank-table1 --data mq2007
+        rankfall reproduce lcron-table2 --quick --methods mine.yaml
+        rankfall reproduce dftopk-table1 --data prepared/recflow
+        rankfall reproduce pirank-figure7 --json
     """
     if listing:
         _list(as_json)
@@ -71,18 +61,18 @@ def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     source = _source(reproduction, call["data"])
     out = call["out"] or DEFAULT_OUT / reproduction.id
     where = "" if reproduction.data in ("operators", "none") else f" on {source.name}"
-    print_message(f"{reproduction.id}{where}{', quick' * call['quick']}: {reproduction.shows}")
+    terminal.print_message(f"{reproduction.id}{where}{', quick' * call['quick']}: {reproduction.shows}")
     if call["improved"] and not reproduction.has_improved:
-        print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
-    with interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
+        terminal.print_message(f"--improved changes nothing: {reproduction.id} has no improved versions of its methods")
+    with terminal.interruptible(lambda: f"finished runs are kept in {out}; the same command continues from there"):
         result = call()
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
         _show(result)
     files = ["results.json", *(f"{name}{ending}" for name in result.report.plots for ending in (".png", ".svg"))]
-    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
-    exit_for_failures(result.failed)
+    terminal.print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    terminal.exit_for_failures(result.failed)
 
 
 def _reproduction(name: str | None) -> Reproduction:
@@ -109,12 +99,12 @@ def _show(result: ReproductionResult) -> None:
 
     report = result.report
     for title, comparison in report.comparisons:
-        print_result([BlockText(f"\n{title}", style="bold"), *comparison_blocks(comparison)])
+        terminal.print_result([BlockText(f"\n{title}", style="bold"), *comparison_blocks(comparison)])
     for sheet in report.sheets:
-        print_result([sheet])
+        terminal.print_result([sheet])
     data = dict.fromkeys(part["data"]["about"] for part in result.parts if "data" in part)
     for text in (*data, *report.notes):
-        print_result(Text(f"\n{text}"))
+        terminal.print_result(Text(f"\n{text}"))
 
 
 def _list(as_json: bool) -> None:
@@ -133,12 +123,12 @@ def _list(as_json: bool) -> None:
         for one in reproductions().values()
     ]
     if as_json:
-        print_json(listed)
+        terminal.print_json(listed)
         return
     for kind, title in LISTED.items():
         rows = [[f"{one[key]}" for key in ("name", "shows", "quick", "full")] for one in listed if one["data"] == kind]
-        print_result(Text(f"\n{title}", style="bold"))
+        terminal.print_result(Text(f"\n{title}", style="bold"))
         names = ("name", "shows", "--quick", "full")
         columns = [Column(name, style="cyan" if name == "name" else "", no_wrap=name != "shows") for name in names]
-        print_result(table(columns, rows, **PLAIN))
-    print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))
+        terminal.print_result(terminal.table(columns, rows, **terminal.PLAIN))
+    terminal.print_result(Text("\n" + "\n".join(f"{paper.name}: {paper.reference}" for paper in papers())))

@@ -21,10 +21,6 @@ MAX_COUNT = 10_000  # of --sample-items
 
 
 @command(
-    "rankfall serve bundle",
-    "rankfall serve bundles --watch --token-file token --workers 4",
-    "rankfall serve bundle --other candidate --port 9000",
-    "rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10",
     bundle={"argument": "BUNDLE"},
     other={"metavar": "BUNDLE2"},
     samples={"metavar": "DIR"},
@@ -59,7 +55,7 @@ def serve(
     computed in one batch. If too many requests wait, further ones are refused with 503 at once. No request waits longer
     than its deadline. POST /reload and --watch replace the bundle without interrupting requests.
 
-    Args:
+    Options:
         bundle: A bundle, or a directory of bundles; the newest is served.
         host: Address to listen on; 0.0.0.0 for all addresses of this machine.
         port: Port to listen on; 0 for any free port.
@@ -77,10 +73,16 @@ def serve(
         samples: Record samples of requests and the events of POST /events here, a directory or the URL of a broker.
         sample_share: Share of requests that are sampled. Default: 1.
         sample_items: Number of items drawn from what each stage dropped, one for all stages or for each. Default: 10.
-        time_window: Requests whose time differs by more than this from the clock are not sampled; 0: any time.
-            Default: 1d, and any time with --clock requests.
+        time_window: Requests whose time differs by more than this from the clock are not sampled; 0: any time. Default:
+            1d, and any time with --clock requests.
         clock: Clock of the records; requests: the largest time of a request so far, for replays. Default: wall.
         page: Do not serve the page, /score and /examples.
+
+    Examples:
+        rankfall serve bundle
+        rankfall serve bundles --watch --token-file token --workers 4
+        rankfall serve bundle --other candidate --port 9000
+        rankfall serve bundles --watch --samples recorded --sample-share 0.1 --sample-items 20,10
     """
     with requires_extra("serve", "serve"):
         import rankfall.serving.service.app  # noqa: F401 (report a missing package before loading the bundle)

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 
 from rankfall._errors import (
     DEBUG,
+    RankfallError,
     bug_report,
     is_debugging,
     is_expected,
@@ -142,23 +143,6 @@ def exit_for_failures(failures: Sequence[RunFailure]) -> None:
 
 
 @contextmanager
-def notes_shown() -> Iterator[None]:
-    """Print warnings about leftovers as notes on standard error, without the line of code that issues them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", LeftoverWarning)
-        show = warnings.showwarning
-
-        def print_note(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
-            if issubclass(category, LeftoverWarning):
-                print_message(f"note: {message}")
-            else:
-                show(message, category, *place, **rest)
-
-        warnings.showwarning = print_note
-        yield
-
-
-@contextmanager
 def interruptible(message: Callable[[], str]) -> Iterator[None]:
     """On Ctrl-C, end the work inside with exit code 130 and a message: what is kept, and how to continue."""
     try:
@@ -221,6 +205,18 @@ def _unread_outputs() -> list[int]:
     return [output for output, events in poll.poll(0) if events & select.POLLERR]
 
 
+def whole_number_of(variable: str, default: int) -> int:
+    """Return the whole number in an environment variable, such as those of torchrun.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or len(text) > 9:
+        raise RankfallError(f"{variable}: found {text!r} in the environment, expected a whole number")
+    return int(text)
+
+
 def check_words(words: Sequence[str]) -> None:
     """Exit with code 2 for arguments that can be no file name: empty, not Unicode text, or with a NUL character."""
     for number, word in enumerate(words, start=1):
@@ -243,14 +239,17 @@ def _quoted(word: str) -> str:
 @contextmanager
 def clean_output() -> Iterator[None]:
     """Context of a command: output never fails for its encoding, and warnings and errors of threads are messages."""
-    before = threading.excepthook, sys.unraisablehook, warnings.showwarning, os.environ.get(DEBUG)
-    threading.excepthook, sys.unraisablehook, warnings.showwarning = _show_thread, _show_unraisable, _show_warning
+    before = threading.excepthook, sys.unraisablehook, os.environ.get(DEBUG)
+    threading.excepthook, sys.unraisablehook = _show_thread, _show_unraisable
     if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", LeftoverWarning)
+            warnings.showwarning = _show_warning
+            yield
     finally:
-        threading.excepthook, sys.unraisablehook, warnings.showwarning, debug = before
+        threading.excepthook, sys.unraisablehook, debug = before
         os.environ.pop(DEBUG, None)
         if debug is not None:
             os.environ[DEBUG] = debug
@@ -282,7 +281,9 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Print a warning of rankfall or of a user's own code. Those of libraries are for developers."""
-    if is_debugging():
+    if issubclass(category, LeftoverWarning):
+        print_message(f"note: {message}")
+    elif is_debugging():
         print_message(f"{filename}:{lineno}: {category.__name__}: {message}")
     elif not is_library(filename):
         print_message(f"warning: {message}")

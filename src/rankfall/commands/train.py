@@ -14,20 +14,7 @@ from rankfall import api
 from rankfall._errors import is_expected
 from rankfall.api.shared import Display
 from rankfall.api.training import validation_texts
-from rankfall.commands.options import whole_number_of
-from rankfall.commands.terminal import (
-    exit_for_failures,
-    interruptible,
-    print_error,
-    print_json,
-    print_message,
-    print_result,
-    print_warnings,
-    stoppable,
-    stoppable_work,
-    table,
-    write_page_figures,
-)
+from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 
 if TYPE_CHECKING:
@@ -38,16 +25,7 @@ if TYPE_CHECKING:
     from rankfall.api import TrainedRun
 
 
-@verb(
-    api.train,
-    "rankfall train config.yaml --out runs/first",
-    "rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda",
-    "rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2",
-    "torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first",
-    "rankfall train config.yaml --engine ray --workers 8 --out runs/first",
-    seed={"help": "Short for training.seed=N.", "show_default": "that of CONFIG"},
-    timeout={"min": 1},
-)
+@verb(api.train, timeout={"min": 1})
 def train(call: Call, as_json: bool = False) -> None:
     """Train a cascade on a log, or a ranker on prepared lists.
 
@@ -57,17 +35,27 @@ def train(call: Call, as_json: bool = False) -> None:
 
     Under torchrun several processes train together; each takes a share of every batch. If torchrun restarts them, they
     continue the run. With --engine ray, Ray starts and restarts the processes.
+
+    Options:
+        seed: Short for training.seed=N. Default: that of CONFIG.
+
+    Examples:
+        rankfall train config.yaml --out runs/first
+        rankfall train config.yaml loss.name=lambda_loss loss.k=5 training.seed=1 --out runs/lambda
+        rankfall train config.yaml 'data.train=[S2, S3, S4]' data.valid=S5 data.test=S1 --out runs/fold2
+        torchrun --nproc-per-node 2 -m rankfall train config.yaml --out runs/first
+        rankfall train config.yaml --engine ray --workers 8 --out runs/first
     """
-    first, world = whole_number_of("RANK", 0) == 0, whole_number_of("WORLD_SIZE", 1)
+    first, world = terminal.whole_number_of("RANK", 0) == 0, terminal.whole_number_of("WORLD_SIZE", 1)
     with _watched(call["out"], first=first, world=world) as (display, stop):
         run: TrainedRun = call(display, stop=stop)
     if not first:
         return
     if as_json:
-        print_json(run.to_json())
+        terminal.print_json(run.to_json())
     else:
-        print_result(_table(run))
-    print_warnings(run.warnings)
+        terminal.print_result(_table(run))
+    terminal.print_warnings(run.warnings)
 
 
 @contextmanager
@@ -84,8 +72,8 @@ def _watched(out: Path, *, first: bool, world: int) -> Iterator[tuple[Display, C
     # torchrun terminates a process as soon as another one has ended, and does not wait long itself
     patient = world > 1
     with (
-        interruptible(lambda: _kept_run(out)),
-        stoppable(on_signal, patient=patient) as stop,
+        terminal.interruptible(lambda: _kept_run(out)),
+        terminal.stoppable(on_signal, patient=patient) as stop,
         _reported(world),
         display,
     ):
@@ -111,7 +99,7 @@ def _reported(world: int) -> Iterator[None]:
         # two processes report a lost one, since that may be the first
         silent = rank > 1 if isinstance(error, LostError) else isinstance(error, PeerError)
         if rank == 0 or not silent:
-            print_error(str(error))
+            terminal.print_error(str(error))
         raise typer.Exit(1) from None
 
 
@@ -139,7 +127,7 @@ def _table(run: TrainedRun) -> Table:
         ["seconds", f"{result.seconds:.1f}"],
         ["device", result.device],
     ]
-    made = table(["", ""], rows, title=f"{out}", show_header=False)
+    made = terminal.table(["", ""], rows, title=f"{out}", show_header=False)
     made.add_section()
     made.add_row("next", f"rankfall evaluate {out}")
     return made
@@ -148,15 +136,7 @@ def _table(run: TrainedRun) -> Table:
 # --- several runs ---------------------------------------------------------------------------------------------------
 
 
-@verb(
-    api.compare,
-    "rankfall compare mq2007.yaml --out mq2007 --jobs 2",
-    "rankfall compare mq2007.yaml --out mq2007 --engine ray",
-    "rankfall compare mq2007.yaml --out mq2007 --against LambdaLoss",
-    "rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]",
-    "rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics[\"ndcg@10\"].mean'",
-    against={"metavar": "METHOD"},
-)
+@verb(api.compare, against={"metavar": "METHOD"})
 def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> None:
     """Train several methods on the same data, and test which are worse than the best one.
 
@@ -168,20 +148,27 @@ def compare(call: Call, figures: Path | None = None, as_json: bool = False) -> N
     seeds and folds, and are tuned with the same number of trials, on validation data only. Finished runs in the output
     directory are not repeated, so the same command continues an interrupted comparison. --json prints the content of
     comparison.json. If a run fails, the others are still reported and the exit code is 1.
+
+    Examples:
+        rankfall compare mq2007.yaml --out mq2007 --jobs 2
+        rankfall compare mq2007.yaml --out mq2007 --engine ray
+        rankfall compare mq2007.yaml --out mq2007 --against LambdaLoss
+        rankfall compare mq2007.yaml --out mq2007 data.path=prepared/mq2007 seeds=[0,1,2]
+        rankfall compare mq2007.yaml --out mq2007 --json | jq '.methods[].metrics["ndcg@10"].mean'
     """
     out = call["out"]
-    with interruptible(lambda: _kept_runs(out)):
+    with terminal.interruptible(lambda: _kept_runs(out)):
         result = call()
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     elif result.methods:
         from rankfall.reporting.comparison import comparison_blocks
 
-        print_result(comparison_blocks(result))
-    print_warnings(result.warnings)
-    print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
-    write_page_figures(out, figures, verify=call["verify"])
-    exit_for_failures(result.failed)
+        terminal.print_result(comparison_blocks(result))
+    terminal.print_warnings(result.warnings)
+    terminal.print_message(f"wrote {out}/comparison.json, .csv, .md, .yaml, values.parquet and report.html")
+    terminal.write_page_figures(out, figures, verify=call["verify"])
+    terminal.exit_for_failures(result.failed)
 
 
 def _kept_runs(out: Path) -> str:
@@ -192,15 +179,7 @@ def _kept_runs(out: Path) -> str:
     return f"{len(runs)} finished run{'s' * (len(runs) != 1)} kept in {out}/runs; the same command continues"
 
 
-@verb(
-    api.tune,
-    "rankfall tune search.yaml --out searches/first",
-    "rankfall tune search.yaml --out searches/first --trials 100 --jobs 2",
-    "rankfall tune search.yaml --out searches/first --trials 100 --engine ray",
-    "rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600",
-    "rankfall train searches/first/best.yaml --out runs/tuned",
-    seed={"help": "Random seed of the search; training.seed is that of the training runs."},
-)
+@verb(api.tune)
 def tune(call: Call, as_json: bool = False) -> None:
     """Search hyperparameters with Optuna (TPE) by the validation metric.
 
@@ -208,10 +187,20 @@ def tune(call: Call, as_json: bool = False) -> None:
     pruned if it is below the median of the others after an epoch. The same command continues an interrupted search;
     several processes can work on one search. best.yaml is the configuration of the best trial. --json prints the
     content of trials.json. The exit code is 1 if no trial was completed.
+
+    Options:
+        seed: Random seed of the search; training.seed is that of the training runs.
+
+    Examples:
+        rankfall tune search.yaml --out searches/first
+        rankfall tune search.yaml --out searches/first --trials 100 --jobs 2
+        rankfall tune search.yaml --out searches/first --trials 100 --engine ray
+        rankfall tune search.yaml training.epochs=3 --out searches/short --timeout 3600
+        rankfall train searches/first/best.yaml --out runs/tuned
     """
     out = call["out"]
     in_this_process = (call["jobs"] or 1) == 1 and call["engine"] == "local"
-    with stoppable_work(
+    with terminal.stoppable_work(
         lambda: f"the same command continues the search in {out}",
         at_once=not in_this_process,  # processes end, and their trials are continued from their checkpoints
         note="stopping after this batch",
@@ -220,31 +209,24 @@ def tune(call: Call, as_json: bool = False) -> None:
     from rankfall.reporting.inspection import search_blocks, settings_text
 
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
-        print_result(search_blocks(result))
+        terminal.print_result(search_blocks(result))
     files = ("trials.json", "best.yaml", "search.png", "search.svg")
-    print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
+    terminal.print_message(f"wrote {', '.join(name for name in files if (out / name).is_file())} to {out}")
     failed = [trial for trial in result.trials if trial.state == "failed"]
     for trial in failed:
-        print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
+        terminal.print_message(f"trial {trial.trial} failed ({settings_text(trial.settings)}): {trial.error}")
     if result.best is None:
         why = f"all {len(failed)} failed" if failed else "none was finished in time"
-        print_error(f"{out}: no trial was completed, {why}")
+        terminal.print_error(f"{out}: no trial was completed, {why}")
         raise typer.Exit(1)
-    print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")
+    terminal.print_message(f"next: rankfall train {out / 'best.yaml'} --out RUN")
 
 
 @verb(
     api.stream,
-    "rankfall stream stream.yaml --out streams/first",
-    "rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]",
-    "rankfall stream stream.yaml --out streams/first --resume",
-    "rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3",
-    follow={
-        "metavar": "LOG",
-        "help": "Train on this log, wait for its new days, and keep the weights after each day.",
-    },
+    follow={"metavar": "LOG"},
     poll={"min": 0.1},
     bundles={"show_default": "none"},
     items={"metavar": "FILE"},
@@ -256,13 +238,22 @@ def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> No
     measured. --resume continues an interrupted stream with the same result, and includes days added to the log since.
     With --follow it waits for new days until SIGTERM or Ctrl-C. --json prints the content of stream.json. If a method
     fails or a bundle cannot be written, the rest is still reported and the exit code is 1.
+
+    Options:
+        follow: Train on this log, wait for its new days, and keep the weights after each day.
+
+    Examples:
+        rankfall stream stream.yaml --out streams/first
+        rankfall stream stream.yaml --out streams/first data.days=2024-01-13..2024-01-20 seeds=[0,1,2]
+        rankfall stream stream.yaml --out streams/first --resume
+        rankfall stream stream.yaml --out streams/live --follow log --resume --bundles 3
     """
     from rankfall.training.run_directory import Stopped
 
     out = call["out"]
     continuation = f"the same command with --resume continues {out}"
     at_once = call["jobs"] > 1  # processes end, and their runs are continued from their checkpoints
-    with stoppable_work(lambda: continuation, at_once=at_once) as (display, stop):
+    with terminal.stoppable_work(lambda: continuation, at_once=at_once) as (display, stop):
         try:
             result = call(display, stop=stop)
         except (Stopped, KeyboardInterrupt) as stopped:
@@ -272,11 +263,11 @@ def stream(call: Call, figures: Path | None = None, as_json: bool = False) -> No
     from rankfall.reporting.comparison import stream_blocks
 
     if as_json:
-        print_json(result.to_json())
+        terminal.print_json(result.to_json())
     else:
-        print_result(stream_blocks(result))
-    print_warnings(result.warnings)
+        terminal.print_result(stream_blocks(result))
+    terminal.print_warnings(result.warnings)
     drawn = [name for name in ("stream.png", "stream.svg") if (out / name).is_file()]
-    print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
-    write_page_figures(out, figures, verify=call["verify"])
-    exit_for_failures([*result.failed, *result.refused])
+    terminal.print_message(f"wrote {', '.join(['stream.json', 'stream.md', 'report.html', *drawn])} to {out}")
+    terminal.write_page_figures(out, figures, verify=call["verify"])
+    terminal.exit_for_failures([*result.failed, *result.refused])

@@ -7,6 +7,7 @@ the terminal has: which parameters are positional, other names and texts.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from docstring_parser import DocstringStyle, parse
 from rankfall import api, option_types
 from rankfall._errors import RankfallError
 from rankfall.api.shared import Display
-from rankfall.commands.options import SHARED, finite
 from rankfall.commands.terminal import examples, print_message
 
 # What a command line gives for the types of the API that have several forms, and for ranges.
@@ -37,6 +37,30 @@ _TYPES: dict[str, Any] = {
     "Literal": Literal,
     "Mapping": Mapping,
     "Sequence": Sequence,
+}
+# Texts and settings of parameters that several functions have, where the command line differs from the API.
+_TEXTS = {
+    "config": "YAML configuration file.",
+    "overrides": "Values that replace those of CONFIG, for example training.seed=1.",
+    "spec": "Description of columns, stages and features, a YAML file.",
+    "run": "Directory of a training run.",
+    "out": "Output directory.",
+    "force": "Replace existing output.",
+    "resume": "Continue after an interruption.",
+    "engine": "Run on this machine (local), or with Ray on all processors of this machine or of the cluster at "
+    "RAY_ADDRESS (pip install 'rankfall\\[ray]'). The result is the same.",
+    "seed": "Random seed; equal seeds give equal results.",
+    "jobs": "Number of training runs in parallel.",
+    "verify": "Do not compare the data and the run with their checksums before reading them.",
+    "as_json": "Print the result as JSON on standard output.",
+    "figures": "Also write every figure of the page to this directory, as SVG and PNG.",
+}
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "config": {"argument": "CONFIG"},
+    "overrides": {"argument": "KEY=VALUE", "show_default": False},
+    "run": {"argument": "RUN"},
+    "as_json": {"flag": "json"},
+    "figures": {"metavar": "DIR"},
 }
 _PYTHON_ONLY = ("call", "progress", "on_notice", "on_day", "stop")
 
@@ -80,21 +104,25 @@ class Call:
 
 
 def verb(
-    function: Callable[..., Any] | None, *lines: str, **terminal: Mapping[str, Any]
+    function: Callable[..., Any] | None, **terminal: Mapping[str, Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a command of its body, which receives a :class:`Call` and its own options.
 
+    The doc string of the body is the help page: its text, below `Options` texts that replace those of the function and
+    of `_TEXTS`, and below `Examples` one command per line.
+
     Args:
         function: Function of the API whose parameters are options, too. With None the body receives no :class:`Call`.
-        lines: Examples for the help page.
         **terminal: By parameter, what the command line has in its own way: `argument`, the name of a positional
             parameter, `flag`, another name of an option, `kind` and `default`, another type and default, and settings
             of :class:`typer.Option`.
     """
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
-        of_function, spelled = _parameters(function, terminal) if function else ({}, {})
-        of_body, _ = _parameters(body, terminal)
+        text, _, lines = inspect.cleandoc(body.__doc__ or "").partition("\n\nExamples:\n")
+        texts = _described(text.replace("\n\nOptions:\n", "\n\nArgs:\n"))
+        of_function, spelled = _parameters(function, terminal, texts) if function else ({}, {})
+        of_body, _ = _parameters(body, terminal, texts)
         negated = [
             name
             for one in filter(None, (function, body))
@@ -112,11 +140,10 @@ def verb(
             else:
                 body(Call(function, given, spelled), **own)
 
-        command.__name__ = body.__name__
-        command.__doc__ = inspect.cleandoc(body.__doc__ or "").partition("\n\nArgs:\n")[0]
+        command.__name__, command.__doc__ = body.__name__, text.partition("\n\nOptions:\n")[0]
         command.__signature__ = inspect.Signature([*(of_function | of_body).values()])  # type: ignore[attr-defined]
         command.__annotations__ = {}
-        command.epilog = examples(*lines)  # type: ignore[attr-defined]
+        command.epilog = examples(*map(str.strip, lines.splitlines()))  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -136,8 +163,13 @@ def group(
     return app
 
 
+def _described(doc: str | None) -> dict[str, str]:
+    """Return the descriptions of arguments in a doc string."""
+    return {one.arg_name: one.description or "" for one in parse(doc or "", DocstringStyle.GOOGLE).params}
+
+
 def _parameters(
-    function: Callable[..., Any], terminal: Mapping[str, Mapping[str, Any]]
+    function: Callable[..., Any], terminal: Mapping[str, Mapping[str, Any]], texts: Mapping[str, str]
 ) -> tuple[dict[str, inspect.Parameter], dict[str, str]]:
     """Return the parameters of a function as typer declares them, and their names on a command line."""
     parameters = {
@@ -147,15 +179,17 @@ def _parameters(
     }
     annotations = SimpleNamespace(__annotations__={name: one.annotation for name, one in parameters.items()})
     hints = get_type_hints(annotations, inspect.unwrap(function).__globals__, _TYPES, include_extras=True)
-    described = {
-        one.arg_name: one.description or "" for one in parse(function.__doc__ or "", DocstringStyle.GOOGLE).params
-    }
-    settings = {name: {**SHARED.get(name, {}), **terminal.get(name, {})} for name in parameters}
+    described = _described(function.__doc__)
+    texts = {**described, **_TEXTS, **texts}
+    settings = {name: {**_SETTINGS.get(name, {}), **terminal.get(name, {})} for name in parameters}
     spelled = {name: settings[name].get("argument") or _flag(settings[name].get("flag", name)) for name in parameters}
     made = {}
     for name, one in parameters.items():
-        text = re.sub(r"`(\w+)`", lambda found: spelled.get(found[1], found[0]), described.get(name, ""))
-        made[name] = _parameter(one, hints[name], _plain(text), dict(settings[name]))
+        text = texts.get(name, "")
+        if " Default: " not in text:
+            text = "".join((text, *described.get(name, "").partition(" Default: ")[1:]))
+        text = re.sub(r"`(\w+)`", lambda found: spelled.get(found[1], found[0]), text)
+        made[name] = _parameter(one, hints[name], _plain(text), settings[name])
     return made, spelled
 
 
@@ -168,7 +202,7 @@ def _parameter(one: inspect.Parameter, hint: Any, text: str, settings: dict[str,
     flag, argument = _flag(settings.pop("flag", one.name)), settings.pop("argument", None)
     options = {"help": help_text, **limits, **settings}
     if kind is float:
-        options.setdefault("callback", finite)
+        options.setdefault("callback", _not_nan)
     if default is one.empty and one.kind is not one.VAR_POSITIONAL:
         default = ...
     elif default in (None, (), one.empty):
@@ -180,6 +214,13 @@ def _parameter(one: inspect.Parameter, hint: Any, text: str, settings: dict[str,
     info = typer.Argument(metavar=argument, **options) if argument else typer.Option(flag, **options)
     made = inspect.Parameter(one.name, one.KEYWORD_ONLY, annotation=Annotated[kind, info])
     return made if default is ... else made.replace(default=default)
+
+
+def _not_nan(number: float | None) -> float | None:
+    """Refuse NaN, which no range of an option excludes."""
+    if number is not None and math.isnan(number):
+        raise typer.BadParameter(f"{number} is not a number")
+    return number
 
 
 def _type(hint: Any) -> tuple[Any, dict[str, Any]]:

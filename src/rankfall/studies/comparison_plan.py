@@ -110,51 +110,70 @@ Sweep = Annotated[dict[str, Any], AfterValidator(_check_sweep)]
 
 
 class Fold(Section):
-    """Splits that a fold trains, validates and tests on."""
+    """Splits that a fold trains, validates and tests on.
 
-    train: Names = Field(min_length=1, description="Splits to train on.")
-    valid: Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
-    test: Names = Field(min_length=1, description="Splits for the evaluation.")
+    Attributes:
+        train: Splits to train on.
+        valid: Splits for early stopping and for choosing settings.
+        test: Splits for the evaluation.
+    """
+
+    train: Names = Field(min_length=1)
+    valid: Names = Field(min_length=1)
+    test: Names = Field(min_length=1)
 
 
 Metric = Annotated[str, AfterValidator(absolute)]  # as runs name it: their files of values have columns by these names
 
 
 class ComparisonConfig(Section):
-    """A training configuration, and the methods that change it."""
+    """A training configuration, and the methods that change it.
 
-    data: dict[str, Any] = Field(description="As in a training configuration.")
-    model: dict[str, Any] = Field(default={}, description="Rankers only: as in a training configuration.")
-    loss: dict[str, Any] = Field(default={}, description="Rankers only: as in a training configuration.")
-    relevant: int | None = Field(default=None, description="Cascades only: number of relevant items.")
-    stages: list[dict[str, Any]] = Field(
-        default=[], description="Stages of a cascade; a comparison without stages is one of rankers."
-    )
-    share: list[str] = Field(default=[], description="Cascades only: embeddings that stages share.")
-    objective: dict[str, Any] = Field(default={}, description="Cascades only.")
-    stage_metrics: list[Metric] = Field(default=[], description="Cascades only: further metrics of each stage.")
-    feedback: dict[str, str] = Field(default={}, description="Cascades only: feedback whose survival is measured.")
-    weight: str | dict[str, Any] | None = Field(
-        default=None, description="Cascades only: weights of items in the objective."
-    )
-    optimizer: dict[str, Any] = Field(default={}, description="As in a training configuration.")
-    training: dict[str, Any] = Field(default={}, description="As in a training configuration.")
-    metrics: list[Metric] = Field(default=[], description="Metrics to evaluate, the same for all methods.")
-    methods: Methods = Field(min_length=1, description="Changes of each method, by its name in the table.")
-    sweep: Sweep = Field(
-        default={},
-        description="Values by dotted key, or named points of several keys, with which methods are repeated.",
-    )
-    tune: dict[str, Values] = Field(default={}, description="Values to try, by dotted key, for all rankers.")
-    budget: Count | None = Field(default=None, description="Settings tried for each method, drawn from its grid.")
-    seeds: Seeds = Field(default=[0], description="Seeds of the runs of each method.")
-    against: str | None = Field(
-        default=None, description="Method that the others are tested against, instead of the one with the best mean."
-    )
-    folds: dict[str, Fold] | None = Field(
-        default=None, min_length=1, description="Splits of each fold, instead of splits under data."
-    )
-    jobs: Count = Field(default=1, description="Runs at the same time.")
+    Attributes:
+        data: As in a training configuration.
+        model: Rankers only: as in a training configuration.
+        loss: Rankers only: as in a training configuration.
+        relevant: Cascades only: number of relevant items.
+        stages: Stages of a cascade; a comparison without stages is one of rankers.
+        share: Cascades only: embeddings that stages share.
+        objective: Cascades only.
+        stage_metrics: Cascades only: further metrics of each stage.
+        feedback: Cascades only: feedback whose survival is measured.
+        weight: Cascades only: weights of items in the objective.
+        optimizer: As in a training configuration.
+        training: As in a training configuration.
+        metrics: Metrics to evaluate, the same for all methods.
+        methods: Changes of each method, by its name in the table.
+        sweep: Values by dotted key, or named points of several keys, with which methods are repeated.
+        tune: Values to try, by dotted key, for all rankers.
+        budget: Settings tried for each method, drawn from its grid.
+        seeds: Seeds of the runs of each method.
+        against: Method that the others are tested against, instead of the one with the best mean.
+        folds: Splits of each fold, instead of splits under data.
+        jobs: Runs at the same time.
+    """
+
+    data: dict[str, Any]
+    model: dict[str, Any] = Field(default={})
+    loss: dict[str, Any] = Field(default={})
+    relevant: int | None = None
+    stages: list[dict[str, Any]] = Field(default=[])
+    share: list[str] = Field(default=[])
+    objective: dict[str, Any] = Field(default={})
+    stage_metrics: list[Metric] = Field(default=[])
+    feedback: dict[str, str] = Field(default={})
+    weight: str | dict[str, Any] | None = None
+    optimizer: dict[str, Any] = Field(default={})
+    training: dict[str, Any] = Field(default={})
+    metrics: list[Metric] = Field(default=[])
+    methods: Methods = Field(min_length=1)
+    sweep: Sweep = Field(default={})
+    tune: dict[str, Values] = Field(default={})
+    budget: Count | None = None
+    seeds: Seeds = Field(default=[0])
+    against: str | None = None
+    folds: dict[str, Fold] | None = Field(default=None, min_length=1)
+    jobs: Count = 1
 
     @property
     def kind(self) -> Literal["ranker", "cascade"]:

@@ -50,14 +50,19 @@ _MEASURED = (
 
 
 class Range(Section):
-    """Numbers from low to high, continuous or in steps."""
+    """Numbers from low to high, continuous or in steps.
 
-    low: int | float = Field(description="Smallest value.")
-    high: int | float = Field(description="Largest value.")
-    log: bool = Field(default=False, description="Draw uniformly on a logarithmic scale.")
-    step: int | float | None = Field(
-        default=None, description="Distance of the values; whole numbers are drawn if low, high and step are whole."
-    )
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        log: Draw uniformly on a logarithmic scale.
+        step: Distance of the values; whole numbers are drawn if low, high and step are whole.
+    """
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    step: int | float | None = None
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
@@ -131,10 +136,15 @@ Dimension = Range | Choices
 
 
 class _SearchSections(Section):
-    """Sections of a search besides those of a training configuration."""
+    """Sections of a search besides those of a training configuration.
 
-    search: dict[str, Any] = Field(min_length=1, description="Values or a range for each dotted key.")
-    trials: Count = Field(default=20, description="Number of trials in total.")
+    Attributes:
+        search: Values or a range for each dotted key.
+        trials: Number of trials in total.
+    """
+
+    search: dict[str, Any] = Field(min_length=1)
+    trials: Count = 20
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ class _Builder:
         depth, rank = self.depth[chosen], self._places("rank")[chosen]
         position = self._places("position")[chosen]
         inclusion = self._inclusions(number, chosen)
+        self.relevance = self._relevance_of_rows()
         self._leave_out(number, item, chosen)
         self.row, self.number, self.item = chosen, number[chosen], item[chosen]
         hashes = item_hash[chosen]
@@ -161,7 +162,7 @@ class _Builder:
             inclusion = np.concatenate([inclusion, np.ones(count, np.float32)])
             self.counts.negatives = count
         order = np.lexsort((order_keys(self.seed, request_hash[self.number], hashes), self.number))
-        graded = None if spec.has_funnel else self._relevance_of_chosen()
+        graded = None if spec.has_funnel else self._of_chosen(self.relevance)
         grade = full_stage_grades(self.number, depth, rank, graded)
         self.row, self.number, self.item = self.row[order], self.number[order], self.item[order]
         self.columns: dict[str, NDArray[Any]] = {
@@ -175,7 +176,7 @@ class _Builder:
 
     def _leave_out(self, number: Integers, item: Integers, chosen: Integers) -> None:
         """Collect the relevant items that were not chosen, sorted within each request."""
-        relevant = self._relevance_of_rows() > 0
+        relevant = self.relevance > 0
         relevant[chosen] = False
         number, item = number[relevant], item[relevant]
         self.left_out = item[np.lexsort((item, number))]
@@ -279,19 +280,17 @@ class _Builder:
                 return self._sequence(sequence, feature, field.type)
             case "left_out":
                 return _lists(self.left_out_edges, self.left_out, field.type)
-            case _:
-                return _lists(self.edges, self._item_values(group, name), field.type)
-
-    def _item_values(self, group: str, name: str) -> NDArray[Any]:
-        match group:
             case "item":
-                return self._item_feature(name) if name else self.item
+                values = self._item_feature(name) if name else self.item
             case "relevance":
-                return self._relevance()
+                values = self._of_chosen(self.relevance)
+                found = np.bincount(self.number, values > 0, minlength=len(self.requests))
+                self.counts.without_relevant = int((found == 0).sum())
             case "feedback" | "truth":
-                return self._logged(name or str(self.spec.truth))
+                values = self._of_chosen(self._numbers(name or str(self.spec.truth)))
             case _:
-                return self.columns[group]
+                values = self.columns[group]
+        return _lists(self.edges, values, field.type)
 
     def _request_feature(self, group: Group, name: str) -> NDArray[Any]:
         feature = getattr(self.spec.features, group)[name]
@@ -343,15 +342,6 @@ class _Builder:
             key = self.keys[int(differ[0])]
             raise RankfallError(f"sequences.{name}: the features of request {key!r} have different numbers of events")
 
-    def _relevance_of_chosen(self) -> NDArray[np.float32]:
-        return self._of_chosen(self._relevance_of_rows())
-
-    def _relevance(self) -> NDArray[np.float32]:
-        values = self._relevance_of_chosen()
-        found = np.bincount(self.number, values > 0, minlength=len(self.requests))
-        self.counts.without_relevant = int((found == 0).sum())
-        return values
-
     def _relevance_of_rows(self) -> NDArray[np.float32]:
         """Return the relevance of all rows, chosen or not."""
         relevant = self.spec.relevant
@@ -364,9 +354,6 @@ class _Builder:
         """Return the numbers of all rows; null and NaN become 0."""
         refuse(bad_labels(self.rows, [column]), self.rows, self.spec)
         return self.rows[column].cast(pl.Float32).fill_null(0).fill_nan(0).to_numpy()
-
-    def _logged(self, column: str) -> NDArray[np.float32]:
-        return self._of_chosen(self._numbers(column))
 
     def _of_chosen(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the values of the chosen items; items that are not from the log have 0."""

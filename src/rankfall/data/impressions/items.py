@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from rankfall._errors import RankfallError
-from rankfall.data.impressions.spec import column_of, is_dense
+from rankfall.data.impressions.spec import Dense, column_of, is_dense
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.encoding import Encoding
-    from rankfall.data.impressions.spec import Dense, FeatureConfig, Spec
+    from rankfall.data.impressions.spec import FeatureConfig, Spec
 
 
 FORMAT = "rankfall impression log"
@@ -86,14 +86,9 @@ def version_schema(spec: Spec) -> pa.Schema:
 
 
 def _type_of(feature: FeatureConfig) -> pa.DataType:
-    if not is_dense(feature):
+    if not isinstance(feature, Dense) or not is_dense(feature):
         return _IDS
-    size = _dense(feature).width
-    return _NUMBERS if size == 1 else pa.list_(pa.field("value", _NUMBERS, nullable=False), size)
-
-
-def _dense(feature: FeatureConfig) -> Dense:
-    return feature  # type: ignore[return-value]  # is_dense was checked
+    return _NUMBERS if feature.width == 1 else pa.list_(pa.field("value", _NUMBERS, nullable=False), feature.width)
 
 
 def _list(kind: pa.DataType) -> pa.DataType:

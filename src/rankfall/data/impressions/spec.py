@@ -87,10 +87,15 @@ def _zone(name: str) -> str:
 
 
 class Vocabulary(Section):
-    """Ids for the values that occur on the days the encoding is fitted to, the most frequent first."""
+    """Ids for the values that occur on the days the encoding is fitted to, the most frequent first.
 
-    min_count: Count = Field(default=1, description="Values with fewer occurrences count as never seen.")
-    max_size: Buckets | None = Field(default=None, description="Keep only this many of the most frequent values.")
+    Attributes:
+        min_count: Values with fewer occurrences count as never seen.
+        max_size: Keep only this many of the most frequent values.
+    """
+
+    min_count: Count = 1
+    max_size: Buckets | None = None
 
 
 def _vocabulary(value: object) -> object:
@@ -100,18 +105,22 @@ def _vocabulary(value: object) -> object:
 
 
 class Categorical(Section):
-    """A feature with ids; exactly one of `num_buckets`, `hash_bucket_size` and `vocabulary` defines them."""
+    """A feature with ids; exactly one of `num_buckets`, `hash_bucket_size` and `vocabulary` defines them.
+
+    Attributes:
+        column: The column of the log; by default the name of the feature.
+        num_buckets: Values are whole numbers from 0 to below this.
+        hash_bucket_size: Values are hashed into this many ids.
+        vocabulary: Values are those that occur; true, or the options of the vocabulary.
+        embedding: Features with the same name here share ids and embeddings.
+    """
 
     kind: Literal["categorical"] = "categorical"
-    column: str | None = Field(default=None, description="The column of the log; by default the name of the feature.")
-    num_buckets: Buckets | None = Field(default=None, description="Values are whole numbers from 0 to below this.")
-    hash_bucket_size: Buckets | None = Field(default=None, description="Values are hashed into this many ids.")
-    vocabulary: Annotated[Vocabulary | None, BeforeValidator(_vocabulary)] = Field(
-        default=None, description="Values are those that occur; true, or the options of the vocabulary."
-    )
-    embedding: Name | None = Field(
-        default=None, description="Features with the same name here share ids and embeddings."
-    )
+    column: str | None = None
+    num_buckets: Buckets | None = None
+    hash_bucket_size: Buckets | None = None
+    vocabulary: Annotated[Vocabulary | None, BeforeValidator(_vocabulary)] = None
+    embedding: Name | None = None
 
     @model_validator(mode="after")
     def _has_one_kind_of_ids(self) -> Self:
@@ -146,21 +155,24 @@ class Dense(Section):
 
     The operations are applied in this order: `log1p` (sign(v) log(1 + abs(v))), `missing`, then `standardise` or
     `bucketize`.
+
+    Attributes:
+        column: The column of the log; by default the name of the feature.
+        size: The number of values per row; above 1, the column holds lists.
+        log1p: Replace a value v by sign(v) log(1 + abs(v)).
+        missing: Replaces null and NaN, which are errors otherwise. indicator: they become 0, and the model also
+            receives a number that is 1 where the value is missing; with bucketize they have their own id.
+        standardise: Scale to mean 0 and variance 1, fitted to the first days.
+        bucketize: The inner edges of the buckets, or the number of buckets of equal counts to fit.
     """
 
     kind: Literal["dense"] = "dense"
-    column: str | None = Field(default=None, description="The column of the log; by default the name of the feature.")
-    size: Count = Field(default=1, description="The number of values per row; above 1, the column holds lists.")
-    log1p: bool = Field(default=False, description="Replace a value v by sign(v) log(1 + abs(v)).")
-    missing: Annotated[float | Literal["indicator"] | None, BeforeValidator(_missing)] = Field(
-        default=None,
-        description="Replaces null and NaN, which are errors otherwise. indicator: they become 0, and the model also "
-        "receives a number that is 1 where the value is missing; with bucketize they have their own id.",
-    )
-    standardise: bool = Field(default=False, description="Scale to mean 0 and variance 1, fitted to the first days.")
-    bucketize: Annotated[int | list[float] | None, AfterValidator(_edges)] = Field(
-        default=None, description="The inner edges of the buckets, or the number of buckets of equal counts to fit."
-    )
+    column: str | None = None
+    size: Count = 1
+    log1p: bool = False
+    missing: Annotated[float | Literal["indicator"] | None, BeforeValidator(_missing)] = None
+    standardise: bool = False
+    bucketize: Annotated[int | list[float] | None, AfterValidator(_edges)] = None
 
     @property
     def has_indicator(self) -> bool:
@@ -187,15 +199,20 @@ class Dense(Section):
 
 
 class Time(Section):
-    """A part of a date and time, in the time zone of the log. Weekday 0 is Monday."""
+    """A part of a date and time, in the time zone of the log. Weekday 0 is Monday.
+
+    Attributes:
+        column: The column of the log; by default the time of the request.
+        unit: The unit of a column of whole numbers; dates need none.
+        part: The part of the time that is the feature.
+        embedding: Features with the same name here share ids and embeddings.
+    """
 
     kind: Literal["time"] = "time"
-    column: str | None = Field(default=None, description="The column of the log; by default the time of the request.")
-    unit: Unit | None = Field(default=None, description="The unit of a column of whole numbers; dates need none.")
-    part: Part = Field(description="The part of the time that is the feature.")
-    embedding: Name | None = Field(
-        default=None, description="Features with the same name here share ids and embeddings."
-    )
+    column: str | None = None
+    unit: Unit | None = None
+    part: Part
+    embedding: Name | None = None
 
     @model_validator(mode="after")
     def _has_a_column_for_its_unit(self) -> Self:
@@ -218,11 +235,17 @@ FeatureConfig = Annotated[
 
 
 class FeatureGroups(Section):
-    """The features of the user, of the context of the request and of the items."""
+    """The features of the user, of the context of the request and of the items.
 
-    user: dict[Name, FeatureConfig] = Field(default={}, description="Features of the user, by name.")
-    context: dict[Name, FeatureConfig] = Field(default={}, description="Features of the request, by name.")
-    item: dict[Name, FeatureConfig] = Field(default={}, description="Features of the items, by name.")
+    Attributes:
+        user: Features of the user, by name.
+        context: Features of the request, by name.
+        item: Features of the items, by name.
+    """
+
+    user: dict[Name, FeatureConfig] = Field(default={})
+    context: dict[Name, FeatureConfig] = Field(default={})
+    item: dict[Name, FeatureConfig] = Field(default={})
 
     def __iter__(self) -> Iterator[tuple[Group, str, FeatureConfig]]:  # type: ignore[override]
         """Iterate over all features with their group and name."""
@@ -270,28 +293,43 @@ def _ids(feature: Categorical | Time) -> object:
 
 
 class LoggedStage(Section):
-    """A stage of the logged funnel: it contains the items dropped here, the last stage those that passed all others."""
+    """A stage of the logged funnel: it contains the items dropped here, the last stage those that passed all others.
 
-    name: Name = Field(description="The name of the stage, as in the column `stage`.")
-    sample: Count | None = Field(default=None, description="The number of items sampled per request; by default all.")
-    flag: str | None = Field(default=None, description="A column that is above 0 for the items that reached the stage.")
+    Attributes:
+        name: The name of the stage, as in the column `stage`.
+        sample: The number of items sampled per request; by default all.
+        flag: A column that is above 0 for the items that reached the stage.
+    """
+
+    name: Name
+    sample: Count | None = None
+    flag: str | None = None
 
 
 class TimeColumn(Section):
-    """The time of a request."""
+    """The time of a request.
 
-    column: str = Field(description="The column with the time of the request.")
-    unit: Unit | None = Field(
-        default=None, description="The unit of a column of whole numbers since 1970; dates need none."
-    )
-    zone: Annotated[str, AfterValidator(_zone)] = Field(default="UTC", description="The time zone of days.")
+    Attributes:
+        column: The column with the time of the request.
+        unit: The unit of a column of whole numbers since 1970; dates need none.
+        zone: The time zone of days.
+    """
+
+    column: str
+    unit: Unit | None = None
+    zone: Annotated[str, AfterValidator(_zone)] = "UTC"
 
 
 class Relevant(Section):
-    """The relevant items: those that reached a stage, or those with a column above 0."""
+    """The relevant items: those that reached a stage, or those with a column above 0.
 
-    stage: str | None = Field(default=None, description="Items that reached this stage are relevant.")
-    column: str | None = Field(default=None, description="Items with a value above 0 in this column are relevant.")
+    Attributes:
+        stage: Items that reached this stage are relevant.
+        column: Items with a value above 0 in this column are relevant.
+    """
+
+    stage: str | None = None
+    column: str | None = None
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
@@ -301,12 +339,15 @@ class Relevant(Section):
 
 
 class EventRange(Section):
-    """What events of a kind may add to the feedback of an item of one request."""
+    """What events of a kind may add to the feedback of an item of one request.
 
-    least: float = Field(default=0.0, ge=-LARGEST, le=LARGEST, description="The smallest value of an event.")
-    most: float = Field(
-        default=LARGEST, gt=0, le=LARGEST, description="The largest value of an event, and of the sum for an item."
-    )
+    Attributes:
+        least: The smallest value of an event.
+        most: The largest value of an event, and of the sum for an item.
+    """
+
+    least: float = Field(default=0.0, ge=-LARGEST, le=LARGEST)
+    most: float = Field(default=LARGEST, gt=0, le=LARGEST)
 
     @model_validator(mode="after")
     def _is_range(self) -> Self:
@@ -319,14 +360,18 @@ class SequenceConfig(Section):
     """The events of a user before the request, oldest first.
 
     Events are the items with a feedback above 0 earlier in the log, or are given with the request as columns of lists.
+
+    Attributes:
+        max_length: The number of events that are kept, the latest.
+        features: The item features of events; they share their ids.
+        feedback: Events are the items of the user with this feedback above 0.
+        columns: The column of lists for each of the features.
     """
 
-    max_length: Count = Field(default=50, description="The number of events that are kept, the latest.")
-    features: list[str] = Field(min_length=1, description="The item features of events; they share their ids.")
-    feedback: str | None = Field(
-        default=None, description="Events are the items of the user with this feedback above 0."
-    )
-    columns: dict[str, str] | None = Field(default=None, description="The column of lists for each of the features.")
+    max_length: Count = 50
+    features: list[str] = Field(min_length=1)
+    feedback: str | None = None
+    columns: dict[str, str] | None = None
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
@@ -337,12 +382,9 @@ class SequenceConfig(Section):
         return self
 
 
-def _stage_name(value: object) -> object:
-    return {"stage": value} if isinstance(value, str) else value
-
-
-def _column_name(value: object) -> object:
-    return {"column": value} if isinstance(value, str) else value
+def _mapping(key: str) -> BeforeValidator:
+    """Let a text stand for a section whose other keys have their defaults."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
 
 
 def _source(value: object) -> object:
@@ -354,50 +396,46 @@ def _source(value: object) -> object:
 
 
 class Spec(Section):
-    """The columns, stages and features of a full-stage log."""
+    """The columns, stages and features of a full-stage log.
 
-    request: str = Field(default="request_id", description="The column with the id of the request.")
-    item: str = Field(default="item_id", description="The column with the id of the item.")
-    user: str | None = Field(default=None, description="The column with the id of the user.")
-    time: Annotated[TimeColumn | None, BeforeValidator(_column_name)] = Field(
-        default=None, description="The column with the time of the request, or the column, its unit and the time zone."
-    )
-    day: str | None = Field(default=None, description="A column with the names of days; by default the date of `time`.")
-    stage: str | None = Field(
-        default=None, description="A column with the name, or the index from 0, of an item's stage."
-    )
-    rank: str | None = Field(
-        default=None, description="A column with the rank in that stage, the smallest is the best."
-    )
-    stages: list[LoggedStage] = Field(
-        default=[LoggedStage(name="logged")],
-        min_length=1,
-        description="The stages in the order of the funnel; by default one, which contains every item.",
-    )
-    relevant: Annotated[Relevant, BeforeValidator(_stage_name)]
-    feedback: list[str] = Field(default=[], description="Columns with feedback of users, such as clicks or revenue.")
-    events: dict[str, EventRange] = Field(
-        default={}, description="The range of the values of events by feedback, for `rankfall join`; 0 to 1e10."
-    )
-    position: str | None = Field(
-        default=None,
-        description="A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.",
-    )
-    inclusion: str | None = Field(
-        default=None,
-        description="A column with the probability with which an item was drawn for the log, above 0 and at most 1.",
-    )
-    truth: str | None = Field(default=None, description="A column with the true relevance, in simulated logs.")
-    negatives: int = Field(
-        default=0, ge=0, le=MAX_COUNT, description="The number of random items of the log added to each request."
-    )
+    Attributes:
+        request: The column with the id of the request.
+        item: The column with the id of the item.
+        user: The column with the id of the user.
+        time: The column with the time of the request, or the column, its unit and the time zone.
+        day: A column with the names of days; by default the date of `time`.
+        stage: A column with the name, or the index from 0, of an item's stage.
+        rank: A column with the rank in that stage, the smallest is the best.
+        stages: The stages in the order of the funnel; by default one, which contains every item.
+        feedback: Columns with feedback of users, such as clicks or revenue.
+        events: The range of the values of events by feedback, for `rankfall join`; 0 to 1e10.
+        position: A column with the place at which an item was shown, 0 for the first; null or -1 if it was not.
+        inclusion: A column with the probability with which an item was drawn for the log, above 0 and at most 1.
+        truth: A column with the true relevance, in simulated logs.
+        negatives: The number of random items of the log added to each request.
+        sequences: Sequences of events, by name.
+        source: A function that yields tables of rows, instead of files: its name or reference, such as
+            ./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.
+    """
+
+    request: str = "request_id"
+    item: str = "item_id"
+    user: str | None = None
+    time: Annotated[TimeColumn | None, _mapping("column")] = None
+    day: str | None = None
+    stage: str | None = None
+    rank: str | None = None
+    stages: list[LoggedStage] = Field(default=[LoggedStage(name="logged")], min_length=1)
+    relevant: Annotated[Relevant, _mapping("stage")]
+    feedback: list[str] = Field(default=[])
+    events: dict[str, EventRange] = Field(default={})
+    position: str | None = None
+    inclusion: str | None = None
+    truth: str | None = None
+    negatives: int = Field(default=0, ge=0, le=MAX_COUNT)
     features: FeatureGroups = FeatureGroups()
-    sequences: dict[Name, SequenceConfig] = Field(default={}, description="Sequences of events, by name.")
-    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = Field(
-        default=None,
-        description="A function that yields tables of rows, instead of files: its name or reference, such as "
-        "./my_source.py:read, and its options. It is called by 'rankfall prepare rows' only.",
-    )
+    sequences: dict[Name, SequenceConfig] = Field(default={})
+    source: Annotated[dict[str, Any] | None, BeforeValidator(_source)] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

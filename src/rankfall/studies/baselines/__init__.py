@@ -34,14 +34,19 @@ class BaselineConfig(Section):
 
 
 class TreesConfig(BaselineConfig):
-    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's."""
+    """LightGBM's LambdaMART (Burges 2010; Ke et al. 2017); names and defaults are LightGBM's.
+
+    Attributes:
+        n_estimators: Trees, at most.
+        patience: Trees without a better validation before stopping.
+    """
 
     kind: Literal["lightgbm"] = "lightgbm"
     seed: int
     num_leaves: Annotated[int, Field(ge=2, le=131072)] = 31  # the limit of LightGBM
     learning_rate: float = Field(default=0.1, gt=0)
-    n_estimators: Count = Field(default=500, description="Trees, at most.")
-    patience: Count | None = Field(default=50, description="Trees without a better validation before stopping.")
+    n_estimators: Count = 500
+    patience: Count | None = 50
     min_data_in_leaf: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 20
     lambda_l2: float = Field(default=0.0, ge=0)
     feature_fraction: float = Field(default=1.0, gt=0, le=1)
@@ -50,16 +55,16 @@ class TreesConfig(BaselineConfig):
 
 
 class RidgeConfig(BaselineConfig):
-    """Linear regression of the labels with a squared penalty, in closed form."""
+    """Linear regression of the labels with a squared penalty, in closed form.
+
+    Attributes:
+        alphas: Weights of the penalty, of which validation chooses one.
+    """
 
     tunes_itself: ClassVar[bool] = True
 
     kind: Literal["ridge"] = "ridge"
-    alphas: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0],
-        min_length=1,
-        description="Weights of the penalty, of which validation chooses one.",
-    )
+    alphas: list[Annotated[float, Field(gt=0)]] = Field(default=[0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0], min_length=1)
 
 
 BASELINES: dict[str, type[BaselineConfig]] = {

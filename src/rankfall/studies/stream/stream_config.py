@@ -48,22 +48,35 @@ _OF_DATA = ("labels",)  # keys of `data` that a method may change
 
 
 class StreamConfig(Section):
-    """A training configuration of a cascade over days, and the methods that change it."""
+    """A training configuration of a cascade over days, and the methods that change it.
 
-    data: dict[str, Any] = Field(description="path, days, negatives, negatives_from, length, labels.")
-    relevant: int | None = Field(default=None, description="Relevant items per impression: those of the best grades.")
-    stages: list[dict[str, Any]] = Field(min_length=1, description="As in the training configuration of a cascade.")
-    share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
-    objective: dict[str, Any] = Field(default={}, description="As in the training configuration of a cascade.")
-    weight: str | dict[str, Any] | None = Field(default=None, description="Weights of items in the objective.")
-    optimizer: dict[str, Any] = Field(default={}, description="As in the training configuration of a cascade.")
-    training: dict[str, Any] = Field(default={}, description="As in the training configuration of a cascade.")
-    stage_metrics: list[str] = Field(default=[], description="Further metrics of each stage.")
-    feedback: dict[str, str] = Field(default={}, description="Feedback whose survival is measured.")
-    methods: Methods = Field(
-        default={}, description="Changes of each method, by its name in tables; by default there is one method."
-    )
-    seeds: Seeds = Field(default=[0], description="Seeds of the runs of each method.")
+    Attributes:
+        data: path, days, negatives, negatives_from, length, labels.
+        relevant: Relevant items per impression: those of the best grades.
+        stages: As in the training configuration of a cascade.
+        share: Embedding tables that all stages share.
+        objective: As in the training configuration of a cascade.
+        weight: Weights of items in the objective.
+        optimizer: As in the training configuration of a cascade.
+        training: As in the training configuration of a cascade.
+        stage_metrics: Further metrics of each stage.
+        feedback: Feedback whose survival is measured.
+        methods: Changes of each method, by its name in tables; by default there is one method.
+        seeds: Seeds of the runs of each method.
+    """
+
+    data: dict[str, Any]
+    relevant: int | None = None
+    stages: list[dict[str, Any]] = Field(min_length=1)
+    share: list[str] = Field(default=[])
+    objective: dict[str, Any] = Field(default={})
+    weight: str | dict[str, Any] | None = None
+    optimizer: dict[str, Any] = Field(default={})
+    training: dict[str, Any] = Field(default={})
+    stage_metrics: list[str] = Field(default=[])
+    feedback: dict[str, str] = Field(default={})
+    methods: Methods = Field(default={})
+    seeds: Seeds = Field(default=[0])
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:

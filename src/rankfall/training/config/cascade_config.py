@@ -29,8 +29,42 @@ from rankfall._config import MAX_COUNT, OptionError, Section, shown
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.registry import metric_names
 from rankfall.registry.references import absolute_references, split_cutoffs
-from rankfall.training.config import component_checks as checks
-from rankfall.training.config import sections
+from rankfall.training.config.component_checks import (
+    JOINT,
+    JOINT_VALUE,
+    PUBLISHED_NDCG,
+    RESERVED,
+    VALUE_NDCG,
+    absolute_metric,
+    check_component,
+    check_metric,
+    check_model,
+    component_name,
+    higher_is_better,
+    imports_allowed,
+    list_metric,
+    measures,
+    split_stage,
+    validate_model,
+)
+from rankfall.training.config.sections import (
+    Compile,
+    ComponentSection,
+    Count,
+    DeviceName,
+    Kept,
+    MLflowConfig,
+    Names,
+    OptimizerConfig,
+    Patience,
+    Precision,
+    Role,
+    Seconds,
+    Seed,
+    Threads,
+    TrackerNames,
+    with_preset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +72,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     ObjectiveName = str
 else:  # a type checker accepts only types that are written out
-    ObjectiveName = checks.component_name("objective")
+    ObjectiveName = component_name("objective")
 
 
 def _check_list_length(value: object) -> object:
@@ -49,7 +83,7 @@ def _check_list_length(value: object) -> object:
     )
 
 
-Length = Annotated[sections.Count | Literal["all"], BeforeValidator(_check_list_length)]
+Length = Annotated[Count | Literal["all"], BeforeValidator(_check_list_length)]
 
 
 def _check_depth(value: int | str | None) -> int | str | None:
@@ -59,41 +93,37 @@ def _check_depth(value: int | str | None) -> int | str | None:
 
 
 class LogConfig(Section):
-    """Impression log: its directory, and the days for training, validation and testing."""
+    """Impression log: its directory, and the days for training, validation and testing.
 
-    path: str = Field(description="Directory made by 'rankfall simulate' or 'rankfall prepare'.")
-    train: sections.Names = Field(min_length=1, description="Days, or ranges FIRST..LAST, to train on in this order.")
-    valid: sections.Names = Field(min_length=1, description="Days for early stopping and for choosing settings.")
-    test: sections.Names = Field(default=[], description="Days for the final evaluation only.")
-    negatives: int = Field(default=0, ge=0, le=MAX_COUNT, description="Random items added to every training list.")
-    negatives_from: Literal["items", "batch"] = Field(
-        default="items",
-        description="Pool of random items: those in the log by the end of the day, or those of the batch.",
-    )
-    length: Length | None = Field(
-        default=None,
-        description="Length of validation and test lists, filled up with random items; all: every item that is in the "
-        "log by the end of the day, as in a service.",
-    )
-    length_from: Literal["items", "batch"] = Field(
-        default="items",
-        description="Pool of the random items of `length`, as for negatives_from. Lists that are filled up from the "
-        "batch depend on training.batch.",
-    )
-    labels: Literal["full", "published", "rank", "relevance"] = Field(
-        default="full",
-        description="Grades that objectives are trained with: the full-stage grades of the log, those of LCRON's "
-        "table 1, which order only the items of the relevant stage, the order by logged rank alone, or that by "
-        "relevance alone. Metrics do not depend on this option.",
-    )
+    Attributes:
+        path: Directory made by 'rankfall simulate' or 'rankfall prepare'.
+        train: Days, or ranges FIRST..LAST, to train on in this order.
+        valid: Days for early stopping and for choosing settings.
+        test: Days for the final evaluation only.
+        negatives: Random items added to every training list.
+        negatives_from: Pool of random items: those in the log by the end of the day, or those of the batch.
+        length: Length of validation and test lists, filled up with random items; all: every item that is in the log by
+            the end of the day, as in a service.
+        length_from: Pool of the random items of `length`, as for negatives_from. Lists that are filled up from the
+            batch depend on training.batch.
+        labels: Grades that objectives are trained with: the full-stage grades of the log, those of LCRON's table 1,
+            which order only the items of the relevant stage, the order by logged rank alone, or that by relevance
+            alone. Metrics do not depend on this option.
+        least_informative: Training is refused if the objective can learn an order from at most this share of the
+            training lists; 0: only if there is none.
+    """
 
-    least_informative: float = Field(
-        default=0.01,
-        ge=0,
-        lt=1,
-        description="Training is refused if the objective can learn an order from at most this share of the training "
-        "lists; 0: only if there is none.",
-    )
+    path: str
+    train: Names = Field(min_length=1)
+    valid: Names = Field(min_length=1)
+    test: Names = Field(default=[])
+    negatives: int = Field(default=0, ge=0, le=MAX_COUNT)
+    negatives_from: Literal["items", "batch"] = "items"
+    length: Length | None = None
+    length_from: Literal["items", "batch"] = "items"
+    labels: Literal["full", "published", "rank", "relevance"] = "full"
+
+    least_informative: float = Field(default=0.01, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
@@ -101,30 +131,32 @@ class LogConfig(Section):
             raise RankfallError("length_from: found 'batch' with length 'all', which takes every item and draws none")
         return self
 
-    def days(self, role: sections.Role) -> list[str]:
+    def days(self, role: Role) -> list[str]:
         """Return the names and ranges of days for one use."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[role]
 
 
 class StageConfig(Section):
-    """Stage of a cascade: a model and the number of items it keeps."""
+    """Stage of a cascade: a model and the number of items it keeps.
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="Name of the stage in tables and metrics.")
-    quota: sections.Count = Field(description="Number of items that the stage keeps.")
-    model: dict[str, Any] = Field(
-        description="kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the "
-        "model, or preset and the options that differ."
-    )
-    min_depth: Annotated[int | str | None, AfterValidator(_check_depth)] = Field(
-        default=None,
-        description="Items that the objective bce trains this stage on: those that reached the logged stage of this "
-        "number or name.",
-    )
+    Attributes:
+        name: Name of the stage in tables and metrics.
+        quota: Number of items that the stage keeps.
+        model: kind (two_tower, din, mlp, or the name or reference of your own model) and the options of the model, or
+            preset and the options that differ.
+        min_depth: Items that the objective bce trains this stage on: those that reached the logged stage of this number
+            or name.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    quota: Count
+    model: dict[str, Any]
+    min_depth: Annotated[int | str | None, AfterValidator(_check_depth)] = None
 
     @model_validator(mode="after")
     def _check_model(self) -> Self:
         try:
-            checks.check_model(self.model)
+            check_model(self.model)
         except OptionError as error:
             raise error.inside("model") from None
         return self
@@ -132,18 +164,19 @@ class StageConfig(Section):
     @field_validator("model")
     @classmethod
     def _replace_preset(cls, model: dict[str, Any]) -> dict[str, Any]:
-        return sections.with_preset(absolute_references(model), embedded=True)
+        return with_preset(absolute_references(model), embedded=True)
 
 
-class ObjectiveConfig(sections.ComponentSection):
+class ObjectiveConfig(ComponentSection):
     """Name of an objective, and its options as further keys. The stages supply quotas and their own number.
 
     A temperature is a number, or ``{start: 10, end: 1, schedule: exponential}`` over the whole training run.
+
+    Attributes:
+        name: A built-in or registered objective, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
     """
 
-    name: ObjectiveName = Field(
-        description="A built-in or registered objective, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE."
-    )
+    name: ObjectiveName
 
     @property
     def classifies(self) -> bool:
@@ -153,7 +186,7 @@ class ObjectiveConfig(sections.ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        checks.check_component("objective", self.name, self.options)
+        check_component("objective", self.name, self.options)
         return self
 
 
@@ -161,20 +194,20 @@ _METRICS = "joint_recall, STAGE/alone/recall or STAGE/alone/ndcg, joint_value, o
 
 
 def _is_cascade_metric(name: str) -> str:
-    if name not in (checks.JOINT, checks.JOINT_VALUE) and "/" not in name:
+    if name not in (JOINT, JOINT_VALUE) and "/" not in name:
         raise ValueError(f"found {name!r}, expected {_METRICS}")
-    return checks.absolute_metric(name)
+    return absolute_metric(name)
 
 
 def _is_stage_metric(name: str) -> str:
     if name == "ndcg":
         raise ValueError("found 'ndcg', which is always measured, with gain 1 or 0; expected ndcg_linear or ndcg@k")
-    metric_names.check_word(name, (checks.PUBLISHED_NDCG, checks.VALUE_NDCG))
-    word, listed = split_cutoffs(name)[0], checks.list_metric(name)
+    metric_names.check_word(name, (PUBLISHED_NDCG, VALUE_NDCG))
+    word, listed = split_cutoffs(name)[0], list_metric(name)
     try:
-        checked = checks.check_metric(listed)
+        checked = check_metric(listed)
     except ValueError as error:  # names the metric of lists that is applied
-        raise ValueError(str(error).replace(checks.list_metric(word), word)) from None
+        raise ValueError(str(error).replace(list_metric(word), word)) from None
     return checked if listed == name else name
 
 
@@ -186,19 +219,21 @@ class WeightConfig(Section):
 
     With `examination`, clicked items have the weight 1 / examination of their position instead, all others 1. With
     ``of: inclusion``, items have the weight 1 / the probability of their draw, divided by the mean of the list.
+
+    Attributes:
+        of: relevance, a feedback column, an item feature that is a single number, or inclusion: the probability with
+            which an item was drawn for the log.
+        examination: File of 'rankfall examination': weight items with the feedback `of` by inverse propensities.
+        base: Weight of an item with the value 0.
+        scale: Weight that a value of 1 adds.
+        clip: Largest weight; with examination by default 10.
     """
 
-    of: str = Field(
-        description="relevance, a feedback column, an item feature that is a single number, or inclusion: the "
-        "probability with which an item was drawn for the log."
-    )
-    examination: str | None = Field(
-        default=None,
-        description="File of 'rankfall examination': weight items with the feedback `of` by inverse propensities.",
-    )
-    base: float = Field(default=1.0, ge=0, description="Weight of an item with the value 0.")
-    scale: float = Field(default=1.0, ge=0, description="Weight that a value of 1 adds.")
-    clip: float = Field(default=100.0, gt=0, description="Largest weight; with examination by default 10.")
+    of: str
+    examination: str | None = None
+    base: float = Field(default=1.0, ge=0)
+    scale: float = Field(default=1.0, ge=0)
+    clip: float = Field(default=100.0, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -229,7 +264,7 @@ def _weight_of(value: object) -> object:
 
 
 def _is_feedback(name: str) -> str:
-    if name.partition("@")[0] in checks.RESERVED or "/" in name:
+    if name.partition("@")[0] in RESERVED or "/" in name:
         raise RankfallError(f"found {name!r}, whose metric would have the name of another one; rename the feedback")
     return name
 
@@ -239,10 +274,14 @@ Feedback = dict[Annotated[str, AfterValidator(_is_feedback)], Pooling]
 """How the survival of feedback is measured, by its name."""
 
 
-class CascadeOptimizerConfig(sections.OptimizerConfig):
-    """Optimizer and its options, with the default learning rate of the papers on cascades."""
+class CascadeOptimizerConfig(OptimizerConfig):
+    """Optimizer and its options, with the default learning rate of the papers on cascades.
 
-    lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
+    Attributes:
+        lr: Learning rate.
+    """
+
+    lr: float = Field(default=1e-2, gt=0)
 
 
 def _absolute(path: str) -> str:
@@ -250,57 +289,60 @@ def _absolute(path: str) -> str:
 
 
 class CascadeTrainingConfig(Section):
-    """Epochs, batch size, early stopping and checkpoints."""
+    """Epochs, batch size, early stopping and checkpoints.
 
-    epochs: sections.Count = Field(default=1, description="Passes over the training days.")
-    batch: sections.Count = Field(default=1024, description="Impressions per batch.")
-    patience: sections.Patience = None
-    validate_every: sections.Count = Field(
-        default=1,
-        description="Epochs between validations. The last epoch is always validated. Only weights of validated epochs "
-        "can become the best ones.",
-    )
-    metric: Annotated[str, AfterValidator(_is_cascade_metric)] = Field(
-        default="joint_recall", description="Metric of early stopping and of the best checkpoint."
-    )
-    seed: sections.Seed = 0
-    threads: sections.Threads = 1
-    device: sections.DeviceName = "auto"
-    precision: sections.Precision = "float32"
-    compile: sections.Compile = False
-    start_from: Annotated[str, AfterValidator(_absolute)] | None = Field(
-        default=None, description="Directory of a run with the same models, whose best weights training starts from."
-    )
-    window: sections.Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")
-    checkpoint_every: sections.Seconds = 300.0
-    keep: sections.Kept = 2
-    track: sections.TrackerNames = Field(default=[])
-    mlflow: sections.MLflowConfig = sections.MLflowConfig()
+    Attributes:
+        epochs: Passes over the training days.
+        batch: Impressions per batch.
+        validate_every: Epochs between validations. The last epoch is always validated. Only weights of validated epochs
+            can become the best ones.
+        metric: Metric of early stopping and of the best checkpoint.
+        start_from: Directory of a run with the same models, whose best weights training starts from.
+        window: Number of impressions that are shuffled together.
+    """
+
+    epochs: Count = 1
+    batch: Count = 1024
+    patience: Patience = None
+    validate_every: Count = 1
+    metric: Annotated[str, AfterValidator(_is_cascade_metric)] = "joint_recall"
+    seed: Seed = 0
+    threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
+    start_from: Annotated[str, AfterValidator(_absolute)] | None = None
+    window: Count = 1 << 15
+    checkpoint_every: Seconds = 300.0
+    keep: Kept = 2
+    track: TrackerNames = Field(default=[])
+    mlflow: MLflowConfig = MLflowConfig()
 
 
 class CascadeConfig(Section):
-    """Configuration of a training run of a cascade."""
+    """Configuration of a training run of a cascade.
+
+    Attributes:
+        relevant: Relevant items per impression: those of the best grades.
+        stages: Stages in the order of the cascade.
+        share: Embedding tables that all stages share.
+        weight: Weights of items in the objective: a name such as revenue, or of, base, scale and clip, or examination,
+            of and clip.
+        stage_metrics: Further metrics of each stage alone over the whole list, such as ndcg_linear@10.
+        feedback: Feedback of the log whose share that survives each stage is measured: sum pools all requests, rate is
+            the mean over requests that have some. Example: {revenue: sum, purchase: rate}.
+    """
 
     data: LogConfig
-    relevant: sections.Count = Field(default=10, description="Relevant items per impression: those of the best grades.")
-    stages: list[StageConfig] = Field(min_length=1, description="Stages in the order of the cascade.")
-    share: list[str] = Field(default=[], description="Embedding tables that all stages share.")
+    relevant: Count = 10
+    stages: list[StageConfig] = Field(min_length=1)
+    share: list[str] = Field(default=[])
     objective: ObjectiveConfig
-    weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = Field(
-        default=None,
-        description="Weights of items in the objective: a name such as revenue, or of, base, scale and clip, "
-        "or examination, of and clip.",
-    )
+    weight: Annotated[WeightConfig | None, BeforeValidator(_weight_of)] = None
     optimizer: CascadeOptimizerConfig = CascadeOptimizerConfig()
     training: CascadeTrainingConfig = CascadeTrainingConfig()
-    stage_metrics: list[StageMetric] = Field(
-        default=[], description="Further metrics of each stage alone over the whole list, such as ndcg_linear@10."
-    )
-    feedback: Feedback = Field(
-        default={},
-        description="Feedback of the log whose share that survives each stage is measured: sum pools all requests, "
-        "rate is the mean over requests that have some. Example: {revenue: sum, purchase: rate}.",
-    )
+    stage_metrics: list[StageMetric] = Field(default=[])
+    feedback: Feedback = Field(default={})
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -328,13 +370,13 @@ class CascadeConfig(Section):
 
     def _check_metric(self, names: list[str]) -> None:
         metric = self.training.metric
-        if metric in (checks.JOINT, checks.JOINT_VALUE, *self.metrics):
-            if checks.imports_allowed() and not checks.higher_is_better(metric):
+        if metric in (JOINT, JOINT_VALUE, *self.metrics):
+            if imports_allowed() and not higher_is_better(metric):
                 raise ValueError(f"training.metric: found {metric!r}, expected {_METRICS}")
             return
-        if checks.split_stage(metric)[0] not in (*names, "joint"):
+        if split_stage(metric)[0] not in (*names, "joint"):
             raise RankfallError(f"training.metric: found {metric!r}, the stages are {', '.join(names)}")
-        everywhere = checks.measures(names, self.stage_metrics, self.feedback)
+        everywhere = measures(names, self.stage_metrics, self.feedback)
         if metric in everywhere:
             raise RankfallError(
                 f"training.metric: found {metric!r}, which is not measured with data.length all, because later stages "
@@ -351,7 +393,7 @@ class CascadeConfig(Section):
     def metrics(self) -> list[str]:
         """The metrics of the evaluation that every log has."""
         names = [stage.name for stage in self.stages]
-        return checks.measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
+        return measures(names, self.stage_metrics, self.feedback, complete=self.data.length != "all")
 
 
 def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> CascadeConfig:
@@ -364,4 +406,4 @@ def validate_cascade(content: Mapping[str, Any], *, where: str = "config") -> Ca
     Raises:
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
-    return checks.validate_model(CascadeConfig, content, where)
+    return validate_model(CascadeConfig, content, where)

@@ -21,7 +21,6 @@ from rankfall import registry
 from rankfall._config import KIND, OptionError, Section
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.option_types import Activation, Init, Share
-from rankfall.training.config import sections
 from rankfall.training.config.component_checks import (
     check_component,
     check_metric,
@@ -29,6 +28,26 @@ from rankfall.training.config.component_checks import (
     component_name,
     like_reference,
     validate_model,
+)
+from rankfall.training.config.sections import (
+    PRESETS,
+    Compile,
+    ComponentSection,
+    Count,
+    DeviceName,
+    Kept,
+    MLflowConfig,
+    Names,
+    OptimizerConfig,
+    Patience,
+    Precision,
+    Role,
+    Seconds,
+    Seed,
+    Threads,
+    TrackerNames,
+    as_list,
+    with_preset,
 )
 
 if TYPE_CHECKING:
@@ -42,16 +61,23 @@ else:  # a type checker accepts only types that are written out
 
 
 class DataConfig(Section):
-    """Prepared lists: their directory, and the splits for training, validation and testing."""
+    """Prepared lists: their directory, and the splits for training, validation and testing.
 
-    path: str = Field(description="Directory made by 'rankfall prepare'.")
-    train: sections.Names = Field(min_length=1, description="Splits to train on.")
-    valid: sections.Names = Field(min_length=1, description="Splits for early stopping and for choosing settings.")
-    test: sections.Names = Field(default=[], description="Splits for the final evaluation only.")
-    standardise: bool = Field(
-        default=True, description="Scale features to mean 0 and variance 1, as in the training splits."
-    )
-    log1p: bool = Field(default=False, description="Replace a feature v by sign(v) log(1 + |v|) before standardising.")
+    Attributes:
+        path: Directory made by 'rankfall prepare'.
+        train: Splits to train on.
+        valid: Splits for early stopping and for choosing settings.
+        test: Splits for the final evaluation only.
+        standardise: Scale features to mean 0 and variance 1, as in the training splits.
+        log1p: Replace a feature v by sign(v) log(1 + |v|) before standardising.
+    """
+
+    path: str
+    train: Names = Field(min_length=1)
+    valid: Names = Field(min_length=1)
+    test: Names = Field(default=[])
+    standardise: bool = True
+    log1p: bool = False
 
     @model_validator(mode="after")
     def _check_one_use(self) -> Self:
@@ -62,7 +88,7 @@ class DataConfig(Section):
                 raise RankfallError(f"split {name!r} is in {' and in '.join(roles)}; a split has one use")
         return self
 
-    def splits(self, role: sections.Role) -> list[str]:
+    def splits(self, role: Role) -> list[str]:
         """Return the names of the splits for one use."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[role]
 
@@ -74,32 +100,32 @@ class LinearConfig(Section):
 
 
 def _describe_preset(schema: dict[str, Any]) -> None:
-    schema["properties"]["preset"] = {
-        "enum": list(sections.PRESETS),
-        "description": "Network of a paper, as the other options.",
-    }
+    schema["properties"]["preset"] = {"enum": list(PRESETS), "description": "Network of a paper, as the other options."}
 
 
 class MLPConfig(Section):
-    """Multilayer perceptron on the features of one document."""
+    """Multilayer perceptron on the features of one document.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        activation: Activation of the hidden layers.
+        batch_norm: Normalise each layer over the real documents of a batch.
+        norm_momentum: Weight of a batch in running statistics: 0.001 is TensorFlow's momentum 0.999.
+        dropout: Dropout rate of all hidden layers, or a list with one rate per layer.
+        residual: Add a layer's input to its output where widths match.
+        init: Initial weights: torch's, or those of He et al. (2015).
+    """
 
     model_config = ConfigDict(json_schema_extra=_describe_preset)  # no field: it is replaced before validation
 
     kind: Literal["mlp"] = "mlp"
-    hidden: list[sections.Count] = Field(default=[256, 128], min_length=1, description="Widths of the hidden layers.")
-    activation: Activation = Field(default="relu", description="Activation of the hidden layers.")
-    batch_norm: bool = Field(default=True, description="Normalise each layer over the real documents of a batch.")
-    norm_momentum: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Weight of a batch in running statistics: 0.001 is TensorFlow's momentum 0.999.",
-    )
-    dropout: Annotated[list[Share], BeforeValidator(sections.as_list)] = Field(
-        default=[0.0], description="Dropout rate of all hidden layers, or a list with one rate per layer."
-    )
-    residual: bool = Field(default=False, description="Add a layer's input to its output where widths match.")
-    init: Init = Field(default="default", description="Initial weights: torch's, or those of He et al. (2015).")
+    hidden: list[Count] = Field(default=[256, 128], min_length=1)
+    activation: Activation = "relu"
+    batch_norm: bool = True
+    norm_momentum: float = Field(default=0.1, gt=0, le=1)
+    dropout: Annotated[list[Share], BeforeValidator(as_list)] = Field(default=[0.0])
+    residual: bool = False
+    init: Init = "default"
 
     @model_validator(mode="after")
     def _check_dropout(self) -> Self:
@@ -111,10 +137,14 @@ class MLPConfig(Section):
         return self
 
 
-class OwnModelConfig(sections.ComponentSection):
-    """Model of a user by its registered name or reference, and its options as further keys."""
+class OwnModelConfig(ComponentSection):
+    """Model of a user by its registered name or reference, and its options as further keys.
 
-    kind: str = Field(description="A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
+    Attributes:
+        kind: A registered name, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
+    """
+
+    kind: str
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -133,7 +163,7 @@ def _read_model(value: object) -> object:
     if kind not in _BUILT_IN and not (registry.is_own("model", kind)):
         hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
-    return sections.with_preset(value, embedded=False)
+    return with_preset(value, embedded=False)
 
 
 def _model_kind(value: object) -> str:
@@ -150,13 +180,16 @@ ModelConfig = Annotated[
 ]
 
 
-class LossConfig(sections.ComponentSection):
+class LossConfig(ComponentSection):
     """Name of a loss function, and its options as further keys.
 
     The options `sort` and `topk` take an operator's name, or its name and options: ``{name: soft_sort, power: 2}``.
+
+    Attributes:
+        name: A built-in or registered loss, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.
     """
 
-    name: LossName = Field(description="A built-in or registered loss, MODULE:ATTRIBUTE or ./FILE.py:ATTRIBUTE.")
+    name: LossName
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -168,38 +201,48 @@ MetricName = Annotated[str, AfterValidator(check_metric)]
 
 
 class TrainingConfig(Section):
-    """Epochs, batch size, early stopping and checkpoints."""
+    """Epochs, batch size, early stopping and checkpoints.
 
-    epochs: sections.Count = Field(default=30, description="Largest number of passes over the training lists.")
-    batch: sections.Count = Field(default=64, description="Lists per batch.")
-    patience: sections.Patience = 5
-    metric: MetricName = Field(default="ndcg@10", description="Metric of early stopping and of the best checkpoint.")
-    seed: sections.Seed = 0
-    threads: sections.Threads = 1
-    device: sections.DeviceName = "auto"
-    precision: sections.Precision = "float32"
-    compile: sections.Compile = False
-    max_list: Annotated[sections.Count, Field(ge=2)] | None = Field(
-        default=None, description="Train on a new random sample of this size of each longer list in every epoch."
-    )
-    checkpoint_every: sections.Seconds = 300.0
-    keep: sections.Kept = 2
-    track: sections.TrackerNames = Field(default=[])
-    mlflow: sections.MLflowConfig = sections.MLflowConfig()
+    Attributes:
+        epochs: Largest number of passes over the training lists.
+        batch: Lists per batch.
+        metric: Metric of early stopping and of the best checkpoint.
+        max_list: Train on a new random sample of this size of each longer list in every epoch.
+    """
+
+    epochs: Count = 30
+    batch: Count = 64
+    patience: Patience = 5
+    metric: MetricName = "ndcg@10"
+    seed: Seed = 0
+    threads: Threads = 1
+    device: DeviceName = "auto"
+    precision: Precision = "float32"
+    compile: Compile = False
+    max_list: Annotated[Count, Field(ge=2)] | None = None
+    checkpoint_every: Seconds = 300.0
+    keep: Kept = 2
+    track: TrackerNames = Field(default=[])
+    mlflow: MLflowConfig = MLflowConfig()
 
 
 DEFAULT_METRICS = ["ndcg@1", "ndcg@5", "ndcg@10", "ndcg", "recall@20@10", "opa", "mrr"]
 
 
 class RankerConfig(Section):
-    """Configuration of a training run of one ranker."""
+    """Configuration of a training run of one ranker.
+
+    Attributes:
+        model: Model of the documents: its kind and options.
+        metrics: Metrics of the evaluation.
+    """
 
     data: DataConfig
-    model: ModelConfig = Field(default=MLPConfig(), description="Model of the documents: its kind and options.")
+    model: ModelConfig = MLPConfig()
     loss: LossConfig
-    optimizer: sections.OptimizerConfig = sections.OptimizerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
-    metrics: list[MetricName] = Field(default=DEFAULT_METRICS, min_length=1, description="Metrics of the evaluation.")
+    metrics: list[MetricName] = Field(default=DEFAULT_METRICS, min_length=1)
 
 
 def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConfig:

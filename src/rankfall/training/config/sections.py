@@ -101,22 +101,31 @@ TrackerNames = Annotated[
 
 
 class OptimizerConfig(Section):
-    """Optimizer and its options."""
+    """Optimizer and its options.
 
-    name: Literal["adam", "adamw", "adagrad", "sgd"] = Field(default="adam", description="Optimizer of torch.")
-    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Weight decay of the optimizer.")
-    clip: float | None = Field(default=None, gt=0, description="Largest norm of the gradient of all weights together.")
+    Attributes:
+        name: Optimizer of torch.
+        lr: Learning rate.
+        weight_decay: Weight decay of the optimizer.
+        clip: Largest norm of the gradient of all weights together.
+    """
+
+    name: Literal["adam", "adamw", "adagrad", "sgd"] = "adam"
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip: float | None = Field(default=None, gt=0)
 
 
 class MLflowConfig(Section):
-    """MLflow server and experiment, used if ``training.track`` names mlflow."""
+    """MLflow server and experiment, used if ``training.track`` names mlflow.
 
-    uri: str | None = Field(
-        default=None,
-        description="Server or database; by default MLFLOW_TRACKING_URI, or a database in the run directory.",
-    )
-    experiment: str = Field(default="rankfall", min_length=1, description="Name of the experiment.")
+    Attributes:
+        uri: Server or database; by default MLFLOW_TRACKING_URI, or a database in the run directory.
+        experiment: Name of the experiment.
+    """
+
+    uri: str | None = None
+    experiment: str = Field(default="rankfall", min_length=1)
 
 
 _PRELU = {"activation": "prelu", "init": "he", "batch_norm": True, "norm_momentum": 0.001}
