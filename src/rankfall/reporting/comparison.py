@@ -61,6 +61,7 @@ LOGARITHMIC = 20  # ratio of the largest to the smallest swept value, from which
 _MARKS = {"not distinguishable": "*"}
 _MARKS_AGAINST = {"reference": "=", "better": "+", "worse": "-"}
 _COLUMNS = ("mean", "std", "low", "high", "chance", "queries")
+_SHOWN_INTERVALS = 2  # methods of a table of days with intervals, which leave no room for more
 _TEST_COLUMNS = ("best", "difference", "p_value", "adjusted_p_value", "significantly_worse")
 _TESTS = ("over_both", "over_seeds", "over_queries")
 _FIGURES = ("difference", "low", "high", "p_value", "adjusted_p_value")
@@ -413,6 +414,8 @@ def marks(result: MethodTable, *, best: str = "", star: str = "*", unit: str | N
         unit: Unit of the table, if it is not that of the result.
     """
     unit = unit or result.unit
+    if len(result.methods) == 1:
+        return "One method: nothing is compared"
     if not result.verdicts:
         return "No tests over seeds in this file: run the same command again, finished runs are not repeated."
     if not makes_claims(result):
@@ -437,7 +440,8 @@ def finding(result: MethodTable, metric: str) -> str:
     reference = next((verdict.against for verdict in result.verdicts if verdict.metric == metric), None)
     if reference is not None:
         figures = f"{short(means[reference].mean)}; chance is {short(means[reference].chance)}."
-        best = f"has the best {shown_name(metric)}" + " with these weights" * (not makes_claims(result))
+        best = "has the best" if len(means) > 1 else "has"
+        best = f"{best} {shown_name(metric)}" + " with these weights" * (not makes_claims(result))
         role = f"is the reference, with {shown_name(metric)}" if named_reference(result) else f"{best},"
         sentences.append(f"{reference} {role} {figures}")
     sentences += findings(result, metric)
@@ -671,7 +675,8 @@ def day_tables(result: StreamResult) -> list[Table]:
     rows = _day_rows(result)
     head, last, earlier = ["day", *_measured_methods(result), "chance"], rows[-SHOWN:], rows[:-SHOWN]
     meaning = marks(result, best="Bold: best mean", unit="impressions")
-    caption = "Mean over impressions." + f" {meaning}." * makes_claims(result)
+    intervals = " [95 % confidence interval]" * (len(_measured_methods(result)) <= _SHOWN_INTERVALS)
+    caption = f"Mean{intervals} over impressions." + f" {meaning}." * makes_claims(result)
     tables = [Table(head, last, title=_day_title(result), caption=caption, framed=False)]
     return tables + ([Table(head, earlier)] if earlier else [])
 
@@ -684,7 +689,9 @@ def _day_rows(result: StreamResult, missing: str = "none") -> list[Row]:
         verdicts = {verdict.method: verdict for verdict in entry.verdicts if verdict.metric == metric}
         found = {method.name: method.metrics[metric] for method in entry.methods}
         cells = [
-            metric_cell(found[name], verdicts.get(name), few_queries=False) if name in found else missing
+            metric_cell(found[name], verdicts.get(name), few_queries=len(names) <= _SHOWN_INTERVALS)
+            if name in found
+            else missing
             for name in names
         ]
         rows.append([entry.day, *cells, short(next(iter(found.values())).chance) if found else ""])
