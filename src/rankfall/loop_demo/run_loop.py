@@ -278,14 +278,12 @@ class Loop:
         self._started = time.time()
         children.start("stream", self._commands.stream())
         first = day_name(self._settings.first_days - 1)
-        self._wait(children, f"training on the days up to {first}", self._has_bundle)
+        bundles = self._files.bundles
+        what = f"training on the days up to {first}"
+        self._wait(children, what, lambda: any(bundles.glob("[!.]*/manifest.json")))
         children.start("serve", self._commands.serve(port))
         self._wait(children, "starting the service", lambda: client.served() is not None)
         children.start("join", self._commands.join())
-
-    def _has_bundle(self) -> bool:
-        place = self._files.bundles
-        return place.is_dir() and any(place.glob("[!.]*/manifest.json"))
 
     # --- days ---------------------------------------------------------------------------------------------------------
 
@@ -325,7 +323,9 @@ class Loop:
         self._events = request_events(portion, reactions)
         if portion.is_last:
             self._files.write_items(self._users)  # before the day can be joined, as its bundle needs them
-        if portion.requests.time[-1] > _closing_time(portion.day - 1):
+        # the time in ms after which a request shows that the day before can be joined
+        closing = (FIRST_DAY + portion.day * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
+        if portion.requests.time[-1] > closing:
             self._ended = portion.day - 1
 
     def _wait_for_model(self, children: ChildProcesses, client: HttpUsers) -> None:
@@ -379,11 +379,6 @@ class Loop:
 def _of_portion(events: list[list[dict[str, Any]]], *, late: bool) -> list[list[dict[str, Any]]]:
     """Return the events of requests whose users report them at once, or after the next portion."""
     return [of_request for of_request in events if of_request and is_late(of_request[0]["request"]) == late]
-
-
-def _closing_time(day: int) -> int:
-    """Return the time in ms after which a request shows that a day can be joined."""
-    return (FIRST_DAY + (day + 1) * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
 
 
 class LoopDisplay:

@@ -50,7 +50,7 @@ from rankfall.online.request_columns import DAY, HASH, BundleFinder, ServedReque
 from rankfall.online.window_records import (
     CARRIED,
     UNKNOWN_REQUEST,
-    MatchCounts,
+    DayCounts,
     Quarantine,
     RecordedSegments,
     Window,
@@ -249,9 +249,10 @@ class Joiner:
         with scratch_directory("joining", self._beside.path) as scratch:
             logged = self._logged_requests(state)
             of_user = settings.user_requests
-            rows = DayRows(layout, scratch / "rows", apart, finder, parity, logged=logged, of_user=of_user)
+            counts = DayCounts()
+            rows = DayRows(layout, scratch / "rows", apart, finder, parity, counts, logged=logged, of_user=of_user)
             with self._beside.closing() as directory:
-                report = self._join(day, state, scratch, rows, directory)
+                report = self._join(day, state, scratch, rows, counts, directory)
             try:
                 parity.check_limit()
                 if report.items:
@@ -280,7 +281,9 @@ class Joiner:
             names = ", ".join(sorted(parity.not_compared))
             self._on_notice(f"parity: {names} were not compared, as {self._log} is fitted to other data than the model")
 
-    def _join(self, day: int, state: JoinState, scratch: Path, rows: DayRows, directory: Path) -> DayReport:
+    def _join(
+        self, day: int, state: JoinState, scratch: Path, rows: DayRows, counts: DayCounts, directory: Path
+    ) -> DayReport:
         """Write the rows of a day, and beside the log what the next days need."""
         name, limit, used = day_name(day), self._days.limit(day), state.used
         contents = [one for one in self._recorded.contents() if one.segment.path.name not in used.finished]
@@ -293,10 +296,9 @@ class Joiner:
             self._on_progress(f"{name}: reading records", done, max(total, done))
 
         spool = WindowSpool(window, self._days, scratch / "spool", on_records)
-        earlier, written, counts = ServedRequests(state.served), _Written(directory, rows.apart), MatchCounts()
+        earlier, written = ServedRequests(state.served), _Written(directory, rows.apart)
         for number, part in enumerate(spool, start=1):
-            matched = match_records(part, day, limit, earlier)
-            counts += matched.counts
+            matched = match_records(part, day, limit, earlier, counts)
             rows.write(matched)
             written.add(matched)
             self._on_progress(f"{name}: joining parts", number, len(spool))
@@ -309,21 +311,16 @@ class Joiner:
         report = DayReport(
             day=name,
             limit=limit,
-            requests=counts.requests,
-            sampled=counts.sampled,
-            items=rows.counts.rows,
-            events=rows.counts.events,
-            repeated_requests=counts.repeated_requests,
-            repeated_events=counts.repeated_events,
-            unsampled_events=counts.unsampled_events,
-            unused_events=_most_common(rows.counts.unused),
-            late_requests=_most_common({day_name(day): count for day, count in counts.late_requests.items()}),
-            late_events=_most_common({day_name(day): count for day, count in counts.late_events.items()}),
+            **vars(counts)
+            | {
+                "unused_events": _most_common(counts.unused_events),
+                "late_requests": _most_common({day_name(day): of for day, of in counts.late_requests.items()}),
+                "late_events": _most_common({day_name(day): of for day, of in counts.late_events.items()}),
+                "models": dict(sorted(counts.models.items())),
+            },
             apart=dict(sorted(rows.apart.counts.items())),
             apart_because=dict(sorted(rows.apart.examples.items())),
-            capped=rows.counts.capped,
             checked=rows.parity.checked,
-            models=dict(sorted(rows.counts.models.items())),
         )
         report.save(directory / REPORT)
         return report

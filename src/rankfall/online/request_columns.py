@@ -399,14 +399,7 @@ def write_served(path: Path, parts: Sequence[pl.DataFrame]) -> None:
         parts: Frames with `HASH`, `DAY` and ``sampled``, sorted by `HASH` one after the other.
     """
     columns = pl.concat(parts).select(pl.col(HASH).alias("hash"), pl.col(DAY).alias("day"), "sampled").rechunk()
-    table = pa.table(
-        [
-            pa.array(columns["hash"].to_numpy()),
-            pa.array(columns["day"].to_numpy()),
-            pa.array(columns["sampled"].to_numpy()),
-        ],
-        schema=_SCHEMA,
-    )
+    table = columns.to_arrow().cast(_SCHEMA)
     with open_new(path) as file, pa.ipc.new_file(file, _SCHEMA) as writer:
         writer.write_table(table)
 

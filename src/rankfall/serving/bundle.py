@@ -546,7 +546,7 @@ class Bundle:
             kept = min(len(ids), stage.quota)
             of_request = scores[place, : len(ids)].tolist()
             threshold = of_request[kept - 1] if kept else None
-            traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, milliseconds))
+            traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, round(milliseconds, 3)))
 
     def _ids(self, rows: Rows, counts: Sequence[int]) -> list[list[Id]]:
         """Return the ids of the first `counts` rows of each request."""

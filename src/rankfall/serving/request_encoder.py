@@ -459,9 +459,9 @@ def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
     for group in GROUPS:
         features = {name: feature_schema(rule) for name, rule in rules[group].items()}
         needed = [name for name, rule in rules[group].items() if _is_needed(rule)]
-        parts[group] = _object(features, ignored_names(rules["ignored"], group), needed)
-    parts["sequences"] = _object(sequences, ignored_names(rules["ignored"], "sequence"), [])
-    return _object(parts, [], [group for group in GROUPS if parts[group].get("required")])
+        parts[group] = object_schema(features, needed, ignored_names(rules["ignored"], group))
+    parts["sequences"] = object_schema(sequences, [], ignored_names(rules["ignored"], "sequence"))
+    return object_schema(parts, [group for group in GROUPS if parts[group].get("required")])
 
 
 def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -476,7 +476,7 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
     if rule["rows"]:
         about = {"description": "the row of an embedding table"}
         kinds.append(
-            _object({"id": {"type": "integer", "minimum": 0, "maximum": rule["rows"] - 1, **about}}, [], ["id"])
+            object_schema({"id": {"type": "integer", "minimum": 0, "maximum": rule["rows"] - 1, **about}}, ["id"])
         )
     return {"anyOf": kinds}
 
@@ -505,7 +505,7 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
     features = {name: feature_schema(of) for name, of in rule["features"].items()}
     needed = [name for name, of in rule["features"].items() if _is_needed(of)]
     lists = {name: {"type": "array", "items": features.get(name, {})} for name in (*features, *rule["ignored"])}
-    columns = _object(lists, [], [])
+    columns = object_schema(lists, [])
     if needed:  # without any column there are no events
         columns["dependentRequired"] = dict.fromkeys(lists, needed)
     kept = f"the last {rule['max_length']} are used"
@@ -513,7 +513,7 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
         "anyOf": [
             {
                 "type": "array",
-                "items": _object(features, rule["ignored"], needed),
+                "items": object_schema(features, needed, rule["ignored"]),
                 "description": f"oldest first; {kept}",
             },
             {**columns, "description": f"one column per feature, all of the same length; {kept}"},
@@ -526,6 +526,9 @@ def _is_needed(rule: Mapping[str, Any]) -> bool:
     return rule["kind"] == "dense" and rule["missing"] is None
 
 
-def _object(properties: Mapping[str, Any], ignored: list[str], required: list[str]) -> dict[str, Any]:
+def object_schema(
+    properties: Mapping[str, Any], required: Sequence[str], ignored: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the schema of an object that has no other properties; ignored ones may have any value."""
     content = {"type": "object", "properties": {**properties, **{name: {} for name in ignored}}}
     return {**content, "additionalProperties": False, **({"required": required} if required else {})}

@@ -187,14 +187,12 @@ class Reactions:
     def join(cls, parts: Sequence[Reactions], counts: Sequence[int]) -> Reactions:
         """Concatenate the reactions to samples of `counts` requests."""
         starts = np.cumsum([0, *counts])
-        return cls(
-            np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)]),
-            np.concatenate([part.row for part in parts]),
-            pa.concat_arrays([part.ids for part in parts]),
-            np.concatenate([part.share for part in parts]),
-            np.concatenate([part.relevance for part in parts]),
-            {name: np.concatenate([part.feedback[name] for part in parts]) for name in parts[0].feedback},
+        request = np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)])
+        row, share, relevance = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "share", "relevance")
         )
+        feedback = {name: np.concatenate([part.feedback[name] for part in parts]) for name in parts[0].feedback}
+        return cls(request, row, pa.concat_arrays([part.ids for part in parts]), share, relevance, feedback)
 
 
 class RequestSample(NamedTuple):
@@ -254,7 +252,9 @@ def sample_requests(
         )
     numbers, ids = ids_of(log)
     rows_of = items.lookup.find(ids) if items.lookup.values.type == ids.type else np.full(len(ids), NO_ITEM)
-    parts: list[tuple[RequestSample, LoggedItems]] = []
+    samples: list[RequestSample] = []
+    logged: list[LoggedItems] = []
+    reactions: list[Reactions] = []
     user, users = user_feature(log.spec), []
     for day in chosen:
         each = -(-count // len(chosen))
@@ -263,26 +263,22 @@ def sample_requests(
         places = np.searchsorted(numbers, impressions.item.numpy().clip(numbers[0]))
         rows = rows_of[places]
         sample, logged_items = _convert(impressions, rows, features, inputs, k)
-        reactions = _reactions(impressions, rows, ids, places, relevant)
-        parts.append((sample._replace(reactions=reactions), logged_items))
+        samples.append(sample)
+        logged.append(logged_items)
+        reactions.append(_reactions(impressions, rows, ids, places, relevant))
         if user is not None:
             users.append(impressions.user[user].long().numpy())
-    samples = [sample for sample, _ in parts]
     counts = [len(sample.requests) for sample in samples]
-    logged = [of for _, of in parts]
     joined = RequestSample(
         EncodedRequests.join([sample.requests for sample in samples]),
         np.concatenate([sample.times for sample in samples]),
-        Reactions.join([sample.reactions for sample in samples if sample.reactions is not None], counts),
+        Reactions.join(reactions, counts),
         float(np.average([sample.length for sample in samples], weights=counts)),
         np.concatenate(users) if users else None,
     )
-    return joined, LoggedItems(
-        np.concatenate([of.rows for of in logged]),
-        np.concatenate([of.items for of in logged]),
-        np.concatenate([of.times for of in logged]),
-        {name: np.concatenate([of.features[name] for of in logged]) for name in logged[0].features},
-    )
+    rows, numbers, times = (np.concatenate([of[field] for of in logged]) for field in range(3))
+    of_items = {name: np.concatenate([of.features[name] for of in logged]) for name in logged[0].features}
+    return joined, LoggedItems(rows, numbers, times, of_items)
 
 
 def _convert(

@@ -15,7 +15,7 @@ import re
 import threading
 from abc import abstractmethod
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -218,21 +218,17 @@ class FileSink:
         self._writers[kind].write(batch, durable=durable)
 
     def tick(self) -> None:
-        samples, events = self._writers.values()
-        try:
-            samples.complete_if_due()
-        finally:  # an error of one kind does not concern the other
-            events.complete_if_due()
+        with ExitStack() as stack:  # an error of one kind does not concern the other
+            for writer in self._writers.values():
+                stack.callback(writer.complete_if_due)
 
     def take_lost(self) -> int:
         return 0
 
     def close(self) -> None:
-        samples, events = self._writers.values()
-        try:
-            samples.close()
-        finally:
-            events.close()
+        with ExitStack() as stack:
+            for writer in self._writers.values():
+                stack.callback(writer.close)
 
 
 DELIVERY_SECONDS = 3.0  # until a message that was not confirmed is given up

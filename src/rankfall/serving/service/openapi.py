@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall import __version__
 from rankfall.serving.bundle import MOST_IDS
+from rankfall.serving.request_encoder import object_schema
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.bodies import CALL, EVENT, ID, INTEGER, RELOAD, TEXT, schemas
 from rankfall.serving.service.bundle_slots import MAIN
@@ -58,8 +59,11 @@ def openapi_document(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
 
 
 def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
-    explain = _parameter("explain", {"type": "boolean"}, "Whether to include what every stage did.")
-    bundle = _parameter("bundle", {"enum": list(slots.models())}, "The bundle whose examples to return.")
+    optional = {"in": "query", "required": False}
+    about = {"schema": {"type": "boolean"}, "description": "Whether to include what every stage did."}
+    explain = {"name": "explain", **optional, **about}
+    about = {"schema": {"enum": list(slots.models())}, "description": "The bundle whose examples to return."}
+    bundle = {"name": "bundle", **optional, **about}
     busy, busy_items = (*_BODY_ERRORS, 503, 504), (*_BODY_ERRORS, 503)
     ready = _get("Whether the service can rank", "Status", (503,))
     ready["responses"]["503"]["description"] = _NOT_READY
@@ -83,10 +87,6 @@ def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
         paths["/items"] = {"post": _post("Attributes of items, to show to people", "ItemsCall", "Items", busy_items)}
         paths["/examples"] = {"get": _get("Example requests of a bundle", "Examples", (422,), [bundle])}
     return paths
-
-
-def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
 def _post(
@@ -129,23 +129,23 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     several = {"type": "array", "items": _ref("Request"), "minItems": 1, "maxItems": settings.queue}
     candidates = {**options.get("candidates", _IDS), "type": "array"}
     return {
-        "Request": _object({**features, **options}, required),
-        "OneRequest": _object({**features, **options, **call_options}, required),
-        "Requests": _object({"requests": several, **call_options}, ["requests"]),
+        "Request": object_schema({**features, **options}, required),
+        "OneRequest": object_schema({**features, **options, **call_options}, required),
+        "Requests": object_schema({"requests": several, **call_options}, ["requests"]),
         "Call": {"anyOf": [_ref("OneRequest"), _ref("Requests")]},
-        "ScoreCall": _object(
+        "ScoreCall": object_schema(
             {**features, **options, **call_options, "candidates": candidates}, [*required, "candidates"]
         ),
-        "ItemsCall": _object(
+        "ItemsCall": object_schema(
             {
                 "ids": {"type": "array", "items": _ID if served is None else _item_id(served.bundle), **_SHOWN},
                 "bundle": bundle,
             },
             ["ids"],
         ),
-        "Reload": _object(schemas(RELOAD), ["path"]),
-        "Event": _object({**schemas(EVENT), "time": {**time, "description": "now by default"}}, list(EVENT)[:-1]),
-        "Events": _object({"events": events}, ["events"]),
+        "Reload": object_schema(schemas(RELOAD), ["path"]),
+        "Event": object_schema({**schemas(EVENT), "time": {**time, "description": "now by default"}}, list(EVENT)[:-1]),
+        "Events": object_schema({"events": events}, ["events"]),
         **_response_schemas(),
     }
 
@@ -202,28 +202,25 @@ def _response_schemas() -> dict[str, Any]:
         "feedback": {"type": ["object", "null"], "additionalProperties": {"type": "array", "items": pair}},
     }
     return {
-        "Stage": _object(stage, list(stage)),
-        "Ranking": _object(ranking, required),
-        "OneAnswer": _object({**head, **ranking}, [*head, *required]),
-        "Answers": _object({**head, "rankings": several}, [*head, "rankings"]),
+        "Stage": object_schema(stage, list(stage)),
+        "Ranking": object_schema(ranking, required),
+        "OneAnswer": object_schema({**head, **ranking}, [*head, *required]),
+        "Answers": object_schema({**head, "rankings": several}, [*head, "rankings"]),
         "Answer": {"anyOf": [_ref("OneAnswer"), _ref("Answers")]},
-        "Scores": _object({"model": TEXT, "scores": scores}, ["model", "scores"]),
-        "Models": _object({"bundles": _object({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]),
-        "Items": _object({"model": TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
-        "Examples": _object(
+        "Scores": object_schema({"model": TEXT, "scores": scores}, ["model", "scores"]),
+        "Models": object_schema(
+            {"bundles": object_schema({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]
+        ),
+        "Items": object_schema({"model": TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
+        "Examples": object_schema(
             {
                 "examples": {"type": "array", "items": {"type": "object"}},
-                "known": {"type": "array", "items": _object(known, list(known))},
+                "known": {"type": "array", "items": object_schema(known, list(known))},
             },
             ["examples", "known"],
         ),
-        "Status": _object({"status": TEXT, "model": TEXT}, ["status"]),
-        "Reloaded": _object({"model": TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
-        "Accepted": _object({"accepted": {"type": "integer"}}, ["accepted"]),
-        "Error": _object({"error": TEXT, "field": TEXT}, ["error"]),
+        "Status": object_schema({"status": TEXT, "model": TEXT}, ["status"]),
+        "Reloaded": object_schema({"model": TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
+        "Accepted": object_schema({"accepted": {"type": "integer"}}, ["accepted"]),
+        "Error": object_schema({"error": TEXT, "field": TEXT}, ["error"]),
     }
-
-
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema
