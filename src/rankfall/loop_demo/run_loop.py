@@ -238,8 +238,16 @@ class Loop:
             ServiceError: If the service does not answer.
         """
         self._show("simulating the first days")
-        self._begin()
-        before, portion = self._replay()
+        is_new = not self._files.check(self._settings)
+        past = list(self._users.past())
+        for served in past:
+            self._days.add_past(served)
+        if is_new:
+            self._files.begin(self._settings, self._users, past)
+        before = None  # the last portion that was answered before
+        while (answers := self._files.load_answers(portion := self._users.arrive())) is not None:
+            self._react(portion, answers)
+            before = portion
         if self._ended < self.last:
             port = free_port()
             with ChildProcesses(self._files.logs) as children, HttpUsers(port) as client:
@@ -254,22 +262,6 @@ class Loop:
         return self._days
 
     # --- the beginning ------------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        is_new = not self._files.check(self._settings)
-        past = list(self._users.past())
-        for served in past:
-            self._days.add_past(served)
-        if is_new:
-            self._files.begin(self._settings, self._users, past)
-
-    def _replay(self) -> tuple[LivePortion | None, LivePortion]:
-        """Repeat what was answered before; return the last such portion, and the first that was not answered."""
-        before = None
-        while (answers := self._files.load_answers(portion := self._users.arrive())) is not None:
-            self._react(portion, answers)
-            before = portion
-        return before, portion
 
     def _start(self, children: ChildProcesses, client: HttpUsers, port: int) -> None:
         if not self._files.log.exists():
@@ -298,7 +290,9 @@ class Loop:
         self._wait_for_model(children, client)
         while self._ended < self.last:
             self._show(f"users of {day_name(portion.day)}")
-            answers = self._ask(client, portion)
+            ranked = client.rank(self._bodies(portion))
+            models = [self._bundles.get(answer["model"], answer["model"]) for answer in ranked]
+            answers = Answers.of([answer["ids"] for answer in ranked], models)
             self._files.save_answers(portion, answers)
             late = _of_portion(self._events, late=True)  # of the one before
             self._react(portion, answers)
@@ -307,11 +301,6 @@ class Loop:
             self._check_stop()
             self._wait_for_model(children, client)
             portion = self._users.arrive()
-
-    def _ask(self, client: HttpUsers, portion: LivePortion) -> Answers:
-        answers = client.rank(self._bodies(portion))
-        models = [self._bundles.get(answer["model"], answer["model"]) for answer in answers]
-        return Answers.of([answer["ids"] for answer in answers], models)
 
     def _bodies(self, portion: LivePortion) -> list[dict[str, Any]]:
         return request_bodies(self._users.platform, portion.requests, ANSWERED)

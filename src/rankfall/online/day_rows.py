@@ -114,6 +114,10 @@ class DayRows:
         counts: Receives the numbers of rows and events.
         logged: Hashes of ids of requests that the log has and that no service answered, sorted.
         of_user: The largest number of requests of one user.
+
+    Attributes:
+        log: The directory of the rows.
+        requests: The directory of the table of requests, None if the rows have all columns.
     """
 
     def __init__(
@@ -147,16 +151,7 @@ class DayRows:
         self._counts = counts
         for origin in ("log", "requests"):
             make_directory(directory / origin)
-
-    @property
-    def log(self) -> Path:
-        """The directory of the rows."""
-        return self._directory / "log"
-
-    @property
-    def requests(self) -> Path | None:
-        """The directory of the table of requests, None if the rows have all columns."""
-        return self._directory / "requests" if self._of("requests") else None
+        self.log, self.requests = directory / "log", directory / "requests" if self._of("requests") else None
 
     def write(self, part: MatchedPart) -> None:
         """Write the rows of a part, and set apart what the log cannot have.
@@ -430,7 +425,11 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
     if spec.time is None:
         raise RankfallError("spec: time: missing; the days of joined logs are dates of the time of requests")
     given: dict[Origin, Path | None] = {"items": items, "users": users}
-    columns = {origin: _columns(path) for origin, path in given.items() if path is not None}
+    columns = {
+        origin: list(dict.fromkeys(name for file in find_row_files([path]) for name in file.columns()))
+        for origin, path in given.items()
+        if path is not None
+    }
     origins = _Origins(types, columns)
     requests = {spec.time.column: RequestColumn(spec.time.column, *origins.of(spec.time.column, ("log", "requests")))}
     if spec.day is not None:
@@ -478,7 +477,9 @@ class _Origins:
     """Decides on places: those of a log that exists, or those of a new one."""
 
     def __init__(self, types: Types | None, columns: dict[Origin, list[str]]) -> None:
-        self._types = None if types is None else {(place, _stored(name)): kind for (place, name), kind in types.items()}
+        self._types = None
+        if types is not None:
+            self._types = {(place, name.partition(_RENAMED)[0]): kind for (place, name), kind in types.items()}
         self._columns = columns
         self.used: set[Origin] = set()
 
@@ -496,14 +497,6 @@ class _Origins:
     def kind(self, place: Origin, column: str) -> pl.DataType | None:
         """Return the type of a column, None if it is not decided yet."""
         return None if self._types is None else self._types.get((place, column))
-
-
-def _stored(name: str) -> str:
-    return name.partition(_RENAMED)[0]
-
-
-def _columns(path: Path) -> list[str]:
-    return list(dict.fromkeys(name for file in find_row_files([path]) for name in file.columns()))
 
 
 def _check_tables(

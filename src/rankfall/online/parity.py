@@ -313,11 +313,15 @@ class _Comparison:
                 return None
         if isinstance(ours, VocabularyIds):
             if isinstance(theirs, VocabularyIds):
-                return _same_words(theirs.known, ours.known, served, logged)
+                # ids of the same value, or of a value that one of the vocabularies lacks
+                expected, is_theirs = _translation(theirs.known, ours.known)
+                unseen = (served == UNSEEN) & (logged >= FIRST_KNOWN)
+                same: NDArray[np.bool_] = expected[served] == logged
+                same[unseen] = ~is_theirs[logged[unseen]]
+                return same
             if not self._fitted_alike:
                 return None
-        same: NDArray[np.bool_] = (served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN))
-        return same
+        return np.asarray((served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN)))
 
     def _note(self, key: str, place: int, served: str, logged: str, of_item: str = "") -> None:
         text = (
@@ -346,8 +350,7 @@ def _fitted_alike(bundle: Bundle, encoding: Encoding) -> bool:
         for group, name, rule in known
         if name in getattr(encoding.spec.features, group)
     ]
-    fitted = [same for same in found if same is not None]
-    return all(fitted)
+    return all(same for same in found if same is not None)
 
 
 def _same_fit(theirs: Rule, ours: Rule) -> bool | None:
@@ -361,15 +364,6 @@ def _same_fit(theirs: Rule, ours: Rule) -> bool | None:
     if isinstance(theirs, Buckets) and isinstance(ours, Buckets):
         return list(theirs.edges) == list(ours.edges)
     return None
-
-
-def _same_words(theirs: Lookup, ours: Lookup, served: Values, logged: Values) -> NDArray[np.bool_]:
-    """Return which ids of two vocabularies are those of the same value, or of a value that one of them lacks."""
-    expected, is_theirs = _translation(theirs, ours)
-    known = (served == UNSEEN) & (logged >= FIRST_KNOWN)
-    same: NDArray[np.bool_] = expected[served] == logged
-    same[known] = ~is_theirs[logged[known]]
-    return same
 
 
 @functools.lru_cache(maxsize=16)

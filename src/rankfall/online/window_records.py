@@ -49,7 +49,7 @@ KINDS = (SAMPLES, EVENTS)
 _DAY, _SAMPLED = "\1day", "sampled"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SegmentContent:
     """What a segment holds.
 
@@ -67,9 +67,9 @@ class SegmentContent:
 
     segment: Segment
     kind: str
-    records: int
-    first: int
-    last: int
+    records: int = 0
+    first: int = 0
+    last: int = 0
     days: dict[int, int] = field(default_factory=dict)
     late: Counter[int] = field(default_factory=Counter)
     depths: set[int] = field(default_factory=set)
@@ -160,25 +160,23 @@ class RecordedSegments:
             self._contents.pop(name, None)
 
     def _read(self, segment: Segment, kind: str) -> SegmentContent:
-        records, first, last, has_text = 0, 0, 0, False
-        days: dict[int, int] = {}
-        late: Counter[int] = Counter()
-        depths: set[int] = set()
+        content = SegmentContent(segment, kind)
         for frame in read_batches(segment, kind):
             received = frame["received"].to_physical()
             low, high = int(received.min()), int(received.max())  # type: ignore[arg-type]  # without nulls
-            first, last = (min(first, low), max(last, high)) if records else (low, high)
-            records += len(frame)
+            content.first = min(content.first, low) if content.records else low
+            content.last = max(content.last, high) if content.records else high
+            content.records += len(frame)
             if kind == SAMPLES:
                 of_frame = pl.DataFrame({_DAY: self._days.of(frame), "received": received, _SAMPLED: frame[_SAMPLED]})
                 limits = {day: self._days.limit(day) for day in of_frame[_DAY].unique()}
                 limit = pl.col(_DAY).replace_strict(limits, return_dtype=pl.Int64)
-                late.update(dict(of_frame.filter(pl.col("received") > limit)[_DAY].value_counts().rows()))
-                depths.update(frame["stage"].list.max().drop_nulls())
-                has_text = frame.schema["item"] == pl.List(pl.String)
+                content.late.update(dict(of_frame.filter(pl.col("received") > limit)[_DAY].value_counts().rows()))
+                content.depths.update(frame["stage"].list.max().drop_nulls())
+                content.has_text = frame.schema["item"] == pl.List(pl.String)
                 for day, earliest in of_frame.filter(_SAMPLED).group_by(_DAY).agg(pl.min("received")).rows():
-                    days[day] = min(days.get(day, earliest), earliest)
-        return SegmentContent(segment, kind, records, first, last, days, late, depths, has_text)
+                    content.days[day] = min(content.days.get(day, earliest), earliest)
+        return content
 
     def _note_foreign(self, place: Path) -> None:
         """Say once which files are ignored; refuse those that have the suffix of segments."""

@@ -448,9 +448,10 @@ class Bundle:
     ) -> EncodedRequests:
         arrays = self._requests.encode(requests, name=name)
         excluded = [
-            _NO_ROWS if ids is None else self._excluded(ids, f"{name(place)}.exclude", place)
+            _NO_ROWS if ids is None else self._rows(ids, f"{name(place)}.exclude", place)
             for place, ids in enumerate(exclude)
         ]
+        excluded = [np.unique(rows[rows != NO_ITEM]) if len(rows) else rows for rows in excluded]
         given = [
             None if ids is None else self._rows(ids, f"{name(place)}.candidates", place)
             for place, ids in enumerate(candidates)
@@ -565,10 +566,6 @@ class Bundle:
             return self.items.rows(ids)
         except BadValueError as error:
             raise RequestError(f"{where}[{error.position}]: {error}", place) from None
-
-    def _excluded(self, ids: Any, where: str, place: int) -> Rows:
-        rows = self._rows(ids, where, place)
-        return np.unique(rows[rows != NO_ITEM])
 
     def _count(self, k: Any, where: str, place: int) -> int:
         last = self.stages[-1]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.encoding import Lookup, Rule
+    from rankfall.encoding import Lookup
     from rankfall.serving.bundle_files import Items
 
     Request = Mapping[str, Any]
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 KEYS = ("time", "user", "context", "sequences")
 GROUPS = ("user", "context")
+_WITH_UNSEEN = NumberedIds, VocabularyIds  # rules with values that have no id, which were never seen in training
 MASK = "mask"  # sequence.NAME.mask, beside the features of the events
 
 
@@ -135,7 +136,7 @@ class _Group:
     ) -> None:
         parsed = {name: rule_from_json(rule, vocabularies) for name, rule in rules.items()}
         self._where = f".{group}"
-        self.checked = _with_unseen(parsed)
+        self.checked = [name for name, rule in parsed.items() if isinstance(rule, _WITH_UNSEEN)]
         self._encoders = Encoders(parsed)
         self._of_request = [name for name, rule in parsed.items() if isinstance(rule, TimePart) and rule.of_request]
         self._ignored = ignored_names(ignored, group)
@@ -169,7 +170,7 @@ class _Sequence:
         self._name = name
         self._max_length: int = rules["max_length"]
         parsed = {key: rule_from_json(rule, vocabularies) for key, rule in rules["features"].items()}
-        self.checked = _with_unseen(parsed)
+        self.checked = [name for name, rule in parsed.items() if isinstance(rule, _WITH_UNSEEN)]
         self._encoders = Encoders(parsed)
         self._items = items
         self._item: str | None = rules.get("item")  # the feature that is the id of an item
@@ -240,9 +241,6 @@ class _Sequence:
         return f"sequences.{self._name}[{event}]", request
 
     def _columns(self, events: Any, where: str, place: int) -> Events:
-        def check(names: Any) -> None:
-            _check_keys(names, self._encoders.names, self._ignored, where, place, "events")
-
         if type(events) is list:  # the usual case: all features and no other key
             last = events[-self._max_length :]
             if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
@@ -250,6 +248,10 @@ class _Sequence:
                     return len(events), [list(map(get, last)) for get in self._getters], {}
                 except KeyError:
                     pass
+
+        def check(names: Any) -> None:
+            _check_keys(names, self._encoders.names, self._ignored, where, place, "events")
+
         return last_events(events, self._encoders.names, self._max_length, self._filled, check, where, place)
 
 
@@ -301,11 +303,6 @@ def last_events(
     lacking = {name: [at for at, event in enumerate(last) if name not in event] for name in filled}
     values = [[event.get(feature) for event in last] for feature in names]
     return len(events), values, {name: positions for name, positions in lacking.items() if positions}
-
-
-def _with_unseen(rules: Mapping[str, Rule]) -> list[str]:
-    """Return the features that have values without an id, which count as never seen in training."""
-    return [name for name, rule in rules.items() if isinstance(rule, NumberedIds | VocabularyIds)]
 
 
 def _last(values: Any, kept: int) -> list[Any]:

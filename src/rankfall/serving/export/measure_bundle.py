@@ -100,7 +100,20 @@ def measure_bundle(
     places = np.unique(reactions.request[reactions.share > 0])
     if "index" not in bundle.manifest["stages"][0]:
         places = places[: max(_LEAST, _SCORED // len(bundle.items))]
-    left = _left(bundle, sample, reactions, places, on_requests)
+    # the share of the ground truth of each request that is left after each stage (R, T)
+    left = np.zeros((len(places), len(bundle.stages)))
+    requests = sample.requests.without_candidates()
+    first, last = (np.searchsorted(reactions.request, places, side=side) for side in ("left", "right"))
+    for start in range(0, len(places), _BATCH):
+        some = places[start : start + _BATCH]
+        for at, ranking in enumerate(bundle.run(requests.take(some), explain=True).rankings, start):
+            known = slice(first[at], last[at])
+            share, ids = reactions.share[known], reactions.ids[known].to_pylist()
+            assert ranking.stages is not None  # asked for
+            for stage, trace in enumerate(ranking.stages):
+                kept = set(trace.ids[: trace.kept])
+                left[at, stage] = share[[one in kept for one in ids]].sum() / share.sum()
+        on_requests(min(start + _BATCH, len(places)), len(places))
     counted = np.isin(reactions.request, places) & (reactions.share > 0)
     ranked = torch.full((len(places),), len(bundle.items))
     users = None if sample.users is None else user_numbers(torch.from_numpy(sample.users[places]))
@@ -116,30 +129,6 @@ def measure_bundle(
         resampled="requests" if users is None else "users",
         not_exported=int((reactions.row[counted] < 0).sum()),
     )
-
-
-def _left(
-    bundle: Bundle,
-    sample: RequestSample,
-    reactions: Reactions,
-    places: NDArray[np.int64],
-    on_requests: Callable[[int, int], None],
-) -> NDArray[np.float64]:
-    """Return the share of the ground truth of each request that is left after each stage ``(R, T)``."""
-    left = np.zeros((len(places), len(bundle.stages)))
-    requests = sample.requests.without_candidates()
-    first, last = (np.searchsorted(reactions.request, places, side=side) for side in ("left", "right"))
-    for start in range(0, len(places), _BATCH):
-        some = places[start : start + _BATCH]
-        for at, ranking in enumerate(bundle.run(requests.take(some), explain=True).rankings, start):
-            known = slice(first[at], last[at])
-            share, ids = reactions.share[known], reactions.ids[known].to_pylist()
-            assert ranking.stages is not None  # asked for
-            for stage, trace in enumerate(ranking.stages):
-                kept = set(trace.ids[: trace.kept])
-                left[at, stage] = share[[one in kept for one in ids]].sum() / share.sum()
-        on_requests(min(start + _BATCH, len(places)), len(places))
-    return left
 
 
 def run_figure(metrics: Mapping[str, Any], *, best_is_recall: bool, list_length: float | None) -> RunFigure | None:

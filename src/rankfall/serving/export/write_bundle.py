@@ -37,6 +37,7 @@ from rankfall.serving.bundle_files import (
 from rankfall.serving.export.item_table import known_reactions, raw_requests
 from rankfall.serving.export.measure_bundle import measure_bundle
 from rankfall.serving.export.onnx_graphs import (
+    EXACT_BELOW,
     as_batch,
     described,
     exact_search,
@@ -291,7 +292,7 @@ def write_bundle(
     recall: float = 0.99,
     examples: int = 16,
     force: bool = False,
-    exact_below: int | None = None,
+    exact_below: int = EXACT_BELOW,
     on_step: OnStep = lambda step, done, total: None,
 ) -> dict[str, Any]:
     """Write a bundle, check it and return its manifest.
@@ -307,7 +308,7 @@ def write_bundle(
     """
     with fresh_directory(out, is_bundle, force=force) as directory:
         writer = _Writer(source, directory, on_step)
-        manifest = writer.write(recall, {} if exact_below is None else {"exact_below": exact_below})
+        manifest = writer.write(recall, exact_below)
         writer.finish(manifest, examples)
     return manifest
 
@@ -329,10 +330,10 @@ class _Writer:
         self._vectors: Vectors | None = None
         self._scratch = directory / "vectors.scratch"
 
-    def write(self, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+    def write(self, recall: float, exact_below: int) -> dict[str, Any]:
         """Write the stages, items and vocabularies; return the manifest without the checks."""
         source = self._source
-        stages = [self._stage(stage, place, recall, options) for place, stage in enumerate(source.stages)]
+        stages = [self._stage(stage, place, recall, exact_below) for place, stage in enumerate(source.stages)]
         write_table(self._directory / ITEMS, self._items())
         for table, values in source.vocabularies.items():
             lookup = Lookup.of(values, name=f"the vocabulary {table}")
@@ -390,7 +391,7 @@ class _Writer:
 
     # --- stages ---
 
-    def _stage(self, stage: Stage, place: int, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+    def _stage(self, stage: Stage, place: int, recall: float, exact_below: int) -> dict[str, Any]:
         model = stage.model
         directory = self._directory / "stages" / stage.name
         make_directory(directory)
@@ -408,8 +409,8 @@ class _Writer:
                 directory,
                 quota=stage.quota,
                 recall=recall,
+                exact_below=exact_below,
                 on_items=lambda done: self._on_step(f"{stage.name}: index", done, len(vectors)),
-                **options,
             )
             return about | {"kind": "index", "index": index}
         write_graph(stage, directory / SCORER_GRAPH)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rankfall._errors import RankfallError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, BadMessageError, SegmentWriter, decode, segments
-from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, parse_sink, requires_extra
+from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, open_broker, parse_sink
 from rankfall.storage import disk as _disk
 from rankfall.storage.files import write_file
 
@@ -71,14 +71,8 @@ def open_source(target: str) -> Source:
     url = parse_sink(target, expected=BROKERS)
     if not isinstance(url, BrokerUrl):
         raise RankfallError(f"found {target!r}, expected {BROKERS}")
-    with requires_extra(url.scheme):
-        if url.scheme == "nats":
-            from rankfall.serving.recording.nats import NatsSource
-
-            return NatsSource(url)
-        from rankfall.serving.recording.kafka import KafkaSource
-
-        return KafkaSource(url)
+    source: Source = open_broker(url, "Source")
+    return source
 
 
 REJECTED = "rejected"

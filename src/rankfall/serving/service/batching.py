@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.bundle import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
 
 _log = logging.getLogger(__name__)
@@ -299,8 +298,8 @@ class Batcher:
         results: dict[PendingCall, CallResult | Exception] = {}
         place = 0
         for call in calls:
-            rankings = answers.rankings[place : place + call.count]
-            results[call] = _call_result(call, rankings, answers.milliseconds, start)
+            times = {"queue": 1000 * (start - call.arrived), **answers.milliseconds}
+            results[call] = CallResult(answers.rankings[place : place + call.count], times)
             place += call.count
         return results
 
@@ -308,22 +307,12 @@ class Batcher:
         if call.future.done():
             return deadline_exceeded()
         try:
-            if call.work is not None:
-                return CallResult(call.work(), {})
-            answers = call.served.bundle.run(call.batch, explain=call.explain, sampled=call.sampled)
-            self._on_batch(call.count, answers.milliseconds)
-            return _call_result(call, answers.rankings, answers.milliseconds, start)
-        except RequestError as error:
+            return CallResult(call.work(), {}) if call.work is not None else self._compute_together([call], start)[call]
+        except (RequestError, _InvalidCallError) as error:
             return invalid_field(str(error))
         except Exception:
             _log.exception("a call failed")
             return ApiError(500, "internal error; the log of the service has details")
-
-
-def _call_result(
-    call: PendingCall, rankings: list[Ranking], milliseconds: dict[str, float], start: float
-) -> CallResult:
-    return CallResult(rankings, {"queue": 1000 * (start - call.arrived), **milliseconds})
 
 
 def _deliver(calls: Sequence[PendingCall], results: Sequence[CallResult | Exception]) -> None:

@@ -29,7 +29,11 @@ def docs_page(document: dict[str, Any], example: DocsExample | None) -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    schemas = [_schema(name, schema) for name, schema in document["components"]["schemas"].items()]
+    schemas = [  # the id is inside, so that a link to it opens the folded element
+        f'<details><summary>{escape(name)}</summary><pre id="{escape(name)}">{escape(json.dumps(schema, indent=2))}'
+        "</pre></details>\n"
+        for name, schema in document["components"]["schemas"].items()
+    ]
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -85,18 +89,11 @@ def _example(example: DocsExample) -> str:
 
 
 def _links(content: dict[str, Any]) -> str:
-    return ", ".join(_link(media_type, body["schema"]) for media_type, body in content.items())
-
-
-def _link(media_type: str, schema: dict[str, Any]) -> str:
-    name = schema.get("$ref", "").rpartition("/")[2]
-    return f'<a href="#{escape(name)}">{escape(name)}</a>' if name else f"<code>{escape(media_type)}</code>"
-
-
-def _schema(name: str, schema: dict[str, Any]) -> str:
-    text = escape(json.dumps(schema, indent=2))
-    # The id is inside, so that a link to it opens the folded element.
-    return f'<details><summary>{escape(name)}</summary><pre id="{escape(name)}">{text}</pre></details>\n'
+    links = []
+    for media_type, body in content.items():
+        name = escape(body["schema"].get("$ref", "").rpartition("/")[2])
+        links.append(f'<a href="#{name}">{name}</a>' if name else f"<code>{escape(media_type)}</code>")
+    return ", ".join(links)
 
 
 ADDRESS = "http://ADDRESS"  # placeholder of the address of the service
@@ -131,7 +128,13 @@ def docs_example(served: ServedBundle, *, real: bool) -> DocsExample:
     examples = served.bundle.examples() if real else []
     k = min(_K, served.bundle.quotas[-1], len(served.bundle.items))
     if examples:
-        shortest = min(examples, key=lambda one: (_lacks_events(one["request"]), len(json.dumps(one["request"]))))
+
+        def length(one: Mapping[str, Any]) -> tuple[bool, int]:
+            """Return the length of an example; one with an empty sequence does not show the form of its events."""
+            lacks_events = not all(one["request"].get("sequences", {}).values())
+            return lacks_events, len(json.dumps(one["request"]))
+
+        shortest = min(examples, key=length)
         request, ids, scores = shortest["request"], shortest["ids"][:k], shortest["scores"][:k]
     else:
         request = _made_up(served.bundle.schema())
@@ -145,12 +148,9 @@ def docs_example(served: ServedBundle, *, real: bool) -> DocsExample:
         "unknown": [],
         "milliseconds": times,
     }
-    return DocsExample(_command({**request, "k": k}), _json_text(answer), bool(examples))
-
-
-def _lacks_events(request: Mapping[str, Any]) -> bool:
-    """Whether a sequence of a request is empty, so that the request does not show the form of its events."""
-    return not all(request.get("sequences", {}).values())
+    body = shlex.quote(_json_text({**request, "k": k}))
+    command = f"curl -s '{ADDRESS}/rank' -H 'content-type: application/json' -d {body}"
+    return DocsExample(command, _json_text(answer), bool(examples))
 
 
 def _made_up(schema: Mapping[str, Any]) -> Any:
@@ -159,22 +159,17 @@ def _made_up(schema: Mapping[str, Any]) -> Any:
         one for one in schema.get("anyOf", [schema]) if one["type"] not in ("null", "boolean") and "pattern" not in one
     )
     if kind["type"] == "object":
-        return {name: _made_up(part) for name, part in kind["properties"].items() if _accepts_values(part)}
+        parts = {  # without ignored features, and those derived from the time of the request, which accept no value
+            name: part
+            for name, part in kind["properties"].items()
+            if "properties" in part or any(one["type"] not in ("null", "object") for one in part.get("anyOf", []))
+        }
+        return {name: _made_up(part) for name, part in parts.items()}
     if kind["type"] == "array":
         return [_made_up(kind["items"])] * kind.get("minItems", 1)
     if kind["type"] == "string":
         return _TIME if kind.get("format") == "date-time" else "text"
     return 1
-
-
-def _accepts_values(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema accepts a value, as it does not for ignored features and those derived from the request time."""
-    is_group = "properties" in schema
-    return is_group or any(kind["type"] not in ("null", "object") for kind in schema.get("anyOf", []))
-
-
-def _command(request: Mapping[str, Any]) -> str:
-    return f"curl -s '{ADDRESS}/rank' -H 'content-type: application/json' -d {shlex.quote(_json_text(request))}"
 
 
 def _json_text(value: Any, indent: str = "") -> str:

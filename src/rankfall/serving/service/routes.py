@@ -23,7 +23,6 @@ from rankfall.serving.request_encoder import KEYS as FEATURE_GROUPS
 from rankfall.serving.request_encoder import NO_ITEM
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.batching import PendingCall
-from rankfall.serving.service.bodies import BUNDLE, CALL, EVENT, ID, RELOAD
 from rankfall.serving.service.bundle_slots import MAIN, SLOTS
 from rankfall.serving.service.docs_page import ADDRESS, docs_example, docs_page
 from rankfall.serving.service.http_io import (
@@ -37,7 +36,7 @@ from rankfall.serving.service.http_io import (
     parse_json,
 )
 from rankfall.serving.service.http_protocol import ON_DISCONNECT
-from rankfall.serving.service.openapi import openapi_document
+from rankfall.serving.service.openapi import BUNDLE, CALL, EVENT, ID, RELOAD, openapi_document
 from rankfall.serving.service.service_recording import MEDIA_TYPE
 
 if TYPE_CHECKING:

@@ -192,14 +192,10 @@ class ServiceRecording:
             raise invalid_field(f"requests[{error.position}].time: {error}") from None
         self.clock.advance(max(times))
         sampled, seeds = sample_requests(ids, self._share, self._key)
-        return RecordedCall(ids, features, times, sampled & self._is_near(times), seeds, size)
-
-    def _is_near(self, times: list[int]) -> NDArray[np.bool_]:
-        """Return which times are near the clock. Other requests are answered and counted, but not sampled."""
         now = self.clock.now()
-        if self._window is None or now is None:
-            return np.ones(len(times), np.bool_)
-        return np.abs(np.array(times, np.int64) - now) <= self._window
+        if self._window is not None and now is not None:  # other requests are answered and counted, but not sampled
+            sampled &= np.abs(np.array(times, np.int64) - now) <= self._window
+        return RecordedCall(ids, features, times, sampled, seeds, size)
 
     def record(self, call: RecordedCall, served: ServedBundle, rankings: Sequence[Ranking]) -> None:
         """Queue the records of an answered call; returns at once."""
