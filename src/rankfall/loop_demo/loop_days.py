@@ -27,7 +27,7 @@ from rankfall.storage.files import new_content, parse_json, remove_directory, wr
 from rankfall.storage.manifests import has_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -345,11 +345,13 @@ class HttpUsers:
 
     def rank(self, bodies: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Send requests to ``POST /rank``, and return their answers in the same order."""
-        return self._all(lambda body: self.call("POST", "/rank", {**body, "deadline": DEADLINE_MS}), bodies)
+        late = ({**body, "deadline": DEADLINE_MS} for body in bodies)
+        return list(self._threads.map(lambda body: self.call("POST", "/rank", body), late))
 
     def report(self, calls: Iterable[Sequence[dict[str, Any]]]) -> int:
         """Send the events of each call to ``POST /events``, and return the number of events that were accepted."""
-        answers = self._all(lambda events: self.call("POST", "/events", {"events": events}), filter(None, calls))
+        bodies = ({"events": events} for events in calls if events)
+        answers = self._threads.map(lambda body: self.call("POST", "/events", body), bodies)
         return sum(answer["accepted"] for answer in answers)
 
     def served(self) -> ServedModel | None:
@@ -357,13 +359,9 @@ class HttpUsers:
         try:
             status, text = self._send("GET", "/model", None)
         except (OSError, http.client.HTTPException):
-            self._forget()
             return None
         main = json.loads(text)["bundles"]["main"] if status == 200 else None
         return None if main is None else ServedModel(main["model"], main["path"])
-
-    def _all(self, send: Callable[[Any], dict[str, Any]], bodies: Iterable[Any]) -> list[dict[str, Any]]:
-        return list(self._threads.map(send, bodies))
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send a call and return the content of its answer; a busy service is asked again.
@@ -378,7 +376,6 @@ class HttpUsers:
             try:
                 status, text = self._send(method, path, content)
             except (OSError, http.client.HTTPException) as error:
-                self._forget()
                 if tries == TRIES - 1:
                     raise ServiceError(f"{method} {path}: the service does not answer ({error})") from None
                 continue
@@ -395,16 +392,13 @@ class HttpUsers:
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_SECONDS)
             self._local.connection = connection
             self._opened.append(connection)
-        connection.request(method, path, content, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-    def _forget(self) -> None:
-        """Close the connection of this thread; the next call opens another one."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-            self._local.connection = None
+        try:
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, http.client.HTTPException):
+            connection.close()  # the next call of this thread opens it again
+            raise
 
 
 def with_repetitions(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -238,8 +238,16 @@ class Loop:
             ServiceError: If the service does not answer.
         """
         self._show("simulating the first days")
-        self._begin()
-        before, portion = self._replay()
+        is_new = not self._files.check(self._settings)
+        past = list(self._users.past())
+        for served in past:
+            self._days.add_past(served)
+        if is_new:
+            self._files.begin(self._settings, self._users, past)
+        before = None  # the last portion that was answered before
+        while (answers := self._files.load_answers(portion := self._users.arrive())) is not None:
+            self._react(portion, answers)
+            before = portion
         if self._ended < self.last:
             port = free_port()
             with ChildProcesses(self._files.logs) as children, HttpUsers(port) as client:
@@ -255,22 +263,6 @@ class Loop:
 
     # --- the beginning ------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        is_new = not self._files.check(self._settings)
-        past = list(self._users.past())
-        for served in past:
-            self._days.add_past(served)
-        if is_new:
-            self._files.begin(self._settings, self._users, past)
-
-    def _replay(self) -> tuple[LivePortion | None, LivePortion]:
-        """Repeat what was answered before; return the last such portion, and the first that was not answered."""
-        before = None
-        while (answers := self._files.load_answers(portion := self._users.arrive())) is not None:
-            self._react(portion, answers)
-            before = portion
-        return before, portion
-
     def _start(self, children: ChildProcesses, client: HttpUsers, port: int) -> None:
         if not self._files.log.exists():
             self._show("preparing the log of the first days")
@@ -278,14 +270,12 @@ class Loop:
         self._started = time.time()
         children.start("stream", self._commands.stream())
         first = day_name(self._settings.first_days - 1)
-        self._wait(children, f"training on the days up to {first}", self._has_bundle)
+        bundles = self._files.bundles
+        what = f"training on the days up to {first}"
+        self._wait(children, what, lambda: any(bundles.glob("[!.]*/manifest.json")))
         children.start("serve", self._commands.serve(port))
         self._wait(children, "starting the service", lambda: client.served() is not None)
         children.start("join", self._commands.join())
-
-    def _has_bundle(self) -> bool:
-        place = self._files.bundles
-        return place.is_dir() and any(place.glob("[!.]*/manifest.json"))
 
     # --- days ---------------------------------------------------------------------------------------------------------
 
@@ -300,7 +290,9 @@ class Loop:
         self._wait_for_model(children, client)
         while self._ended < self.last:
             self._show(f"users of {day_name(portion.day)}")
-            answers = self._ask(client, portion)
+            ranked = client.rank(self._bodies(portion))
+            models = [self._bundles.get(answer["model"], answer["model"]) for answer in ranked]
+            answers = Answers.of([answer["ids"] for answer in ranked], models)
             self._files.save_answers(portion, answers)
             late = _of_portion(self._events, late=True)  # of the one before
             self._react(portion, answers)
@@ -309,11 +301,6 @@ class Loop:
             self._check_stop()
             self._wait_for_model(children, client)
             portion = self._users.arrive()
-
-    def _ask(self, client: HttpUsers, portion: LivePortion) -> Answers:
-        answers = client.rank(self._bodies(portion))
-        models = [self._bundles.get(answer["model"], answer["model"]) for answer in answers]
-        return Answers.of([answer["ids"] for answer in answers], models)
 
     def _bodies(self, portion: LivePortion) -> list[dict[str, Any]]:
         return request_bodies(self._users.platform, portion.requests, ANSWERED)
@@ -325,7 +312,9 @@ class Loop:
         self._events = request_events(portion, reactions)
         if portion.is_last:
             self._files.write_items(self._users)  # before the day can be joined, as its bundle needs them
-        if portion.requests.time[-1] > _closing_time(portion.day - 1):
+        # the time in ms after which a request shows that the day before can be joined
+        closing = (FIRST_DAY + portion.day * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
+        if portion.requests.time[-1] > closing:
             self._ended = portion.day - 1
 
     def _wait_for_model(self, children: ChildProcesses, client: HttpUsers) -> None:
@@ -379,11 +368,6 @@ class Loop:
 def _of_portion(events: list[list[dict[str, Any]]], *, late: bool) -> list[list[dict[str, Any]]]:
     """Return the events of requests whose users report them at once, or after the next portion."""
     return [of_request for of_request in events if of_request and is_late(of_request[0]["request"]) == late]
-
-
-def _closing_time(day: int) -> int:
-    """Return the time in ms after which a request shows that a day can be joined."""
-    return (FIRST_DAY + (day + 1) * DAY + WAIT_SECONDS + MARGIN_SECONDS) * 1000
 
 
 class LoopDisplay:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.raw_log import Origin, Types
     from rankfall.online.parity import ParityCheck
     from rankfall.online.request_columns import BundleFinder
-    from rankfall.online.window_records import MatchedPart, Quarantine, Reasons
+    from rankfall.online.window_records import DayCounts, MatchedPart, Quarantine, Reasons
 
     Integers = NDArray[np.int64]
 
@@ -64,8 +63,9 @@ class ItemLookup:
         files = find_row_files([path])
         parts = [frame for file in files for frame in file.batches(names)]
         whole = pl.concat(parts, how="vertical_relaxed")
-        if any(file.is_text for file in files):
-            whole = whole.with_columns(_narrowed(whole[name], spec) for name in columns)
+        if any(file.is_text for file in files):  # values that are numbers are read as numbers
+            texts = [whole[name] for name in columns if whole.schema[name] == pl.String]
+            whole = whole.with_columns(to_type(of, text_type(of, pl.Null(), {"id"}), spec.zone) for of in texts)
         ids = whole[spec.item]
         ids = ids.cast(pl.Int64) if ids.dtype.is_float() else ids
         self._frame = whole.select(ids.cast(pl.String).alias(_ID), *columns).unique(_ID, keep="first")
@@ -99,23 +99,7 @@ class ItemLookup:
         return found.to_list()
 
 
-def _narrowed(values: pl.Series, spec: Spec) -> pl.Series:
-    """Return values of text files as numbers, if they are numbers."""
-    return to_type(values, text_type(values, pl.Null(), {"id"}), spec.zone) if values.dtype == pl.String else values
-
-
 _PLACE, _ROW, _ITEM, _USER, _COUNT = "\1place", "\1row", "\1item", "\1user", "\1count"
-
-
-@dataclass
-class RowCounts:
-    """Counts of the rows of a day."""
-
-    rows: int = 0
-    events: int = 0
-    capped: int = 0  # sums of events that were reduced to the bounds of their kind
-    unused: Counter[str] = field(default_factory=Counter)  # events by kinds that the description does not name
-    models: Counter[str] = field(default_factory=Counter)  # requests by model
 
 
 class DayRows:
@@ -127,8 +111,13 @@ class DayRows:
         apart: Receives the requests and events that the log does not get.
         finder: Finds the bundles that answered.
         parity: Compares what the log gets with what the service computed.
+        counts: Receives the numbers of rows and events.
         logged: Hashes of ids of requests that the log has and that no service answered, sorted.
         of_user: The largest number of requests of one user.
+
+    Attributes:
+        log: The directory of the rows.
+        requests: The directory of the table of requests, None if the rows have all columns.
     """
 
     def __init__(
@@ -138,6 +127,7 @@ class DayRows:
         apart: Quarantine,
         finder: BundleFinder,
         parity: ParityCheck,
+        counts: DayCounts,
         *,
         logged: NDArray[np.uint64],
         of_user: int,
@@ -158,19 +148,10 @@ class DayRows:
         self.parity, self._logged, self._of_user = parity, logged, of_user
         self._number = 0
         self._of_users = pl.DataFrame(schema={_USER: pl.String, _COUNT: pl.UInt32})
-        self.counts = RowCounts()
+        self._counts = counts
         for origin in ("log", "requests"):
             make_directory(directory / origin)
-
-    @property
-    def log(self) -> Path:
-        """The directory of the rows."""
-        return self._directory / "log"
-
-    @property
-    def requests(self) -> Path | None:
-        """The directory of the table of requests, None if the rows have all columns."""
-        return self._directory / "requests" if self._of("requests") else None
+        self.log, self.requests = directory / "log", directory / "requests" if self._of("requests") else None
 
     def write(self, part: MatchedPart) -> None:
         """Write the rows of a part, and set apart what the log cannot have.
@@ -186,16 +167,20 @@ class DayRows:
         samples, columns = self._without(samples, columns, self._excess(columns))
         samples, columns = self._without(samples, columns, self.parity.check_scores(samples))
         rows, place = _rows(samples)
-        found = _find_rows(part.events, samples, rows, place)
-        found = self._usable(found)
+        # the row of the item of each event, null if the sample of its request does not have the item
+        keys = pl.DataFrame({_PLACE: place, _ITEM: rows["item"].cast(pl.String)}).with_row_index(_ROW)
+        places = samples.select("request").with_row_index(_PLACE).with_columns(pl.col(_PLACE).cast(pl.Int64))
+        events = part.events.join(places, on="request", how="left", maintain_order="left")
+        named = events.with_columns(pl.col("item").alias(_ITEM))
+        found = named.join(keys, on=[_PLACE, _ITEM], how="left", maintain_order="left")
+        found = self._usable(found.with_columns(pl.col(_ROW).cast(pl.Int64)))
         self._write_rows(rows, place, samples, columns, self._feedback(found, len(rows)))
-        counts = self.counts
-        counts.rows += len(rows)
-        counts.models.update(dict(samples["model"].value_counts().rows()))
+        self._counts.items += len(rows)
+        self._counts.models.update(dict(samples["model"].value_counts().rows()))
         of_rows = found.filter(pl.col(_ROW).is_not_null())
         is_used = of_rows["kind"].is_in(self._kinds)
-        counts.events += int(is_used.sum())
-        counts.unused.update(dict(of_rows.filter(~is_used)["kind"].value_counts().rows()))
+        self._counts.events += int(is_used.sum())
+        self._counts.unused_events.update(dict(of_rows.filter(~is_used)["kind"].value_counts().rows()))
         self._number += 1
 
     def _unfit(self, samples: pl.DataFrame) -> Reasons:
@@ -306,7 +291,7 @@ class DayRows:
             values = np.bincount(of_kind[_ROW].to_numpy(), of_kind["value"].to_numpy(), minlength=count)
             allowed = self._spec.event_range(kind)
             within = np.clip(values, min(0.0, allowed.least), allowed.most)
-            self.counts.capped += int((within != values).sum())
+            self._counts.capped += int((within != values).sum())
             sums[kind] = pl.Series(kind, within)
         return sums
 
@@ -365,17 +350,6 @@ def _rows(samples: pl.DataFrame) -> tuple[pl.DataFrame, Integers]:
             raise RankfallError(f"the sample of request {request!r} has not one {name} for each item")
     rows = pl.DataFrame([samples[name].explode(empty_as_null=False, keep_nulls=False).alias(name) for name in names])
     return rows, np.repeat(np.arange(len(samples)), lengths)
-
-
-def _find_rows(events: pl.DataFrame, samples: pl.DataFrame, rows: pl.DataFrame, place: Integers) -> pl.DataFrame:
-    """Add the row of its item to each event, null if the sample of its request does not have the item."""
-    keys = pl.DataFrame({_PLACE: place, _ITEM: rows["item"].cast(pl.String)}).with_row_index(_ROW)
-    places = samples.select("request").with_row_index(_PLACE).with_columns(pl.col(_PLACE).cast(pl.Int64))
-    of_samples = events.join(places, on="request", how="left", maintain_order="left")
-    named = of_samples.with_columns(pl.col("item").alias(_ITEM))
-    return named.join(keys, on=[_PLACE, _ITEM], how="left", maintain_order="left").with_columns(
-        pl.col(_ROW).cast(pl.Int64)
-    )
 
 
 _RENAMED = " (as "  # a column that is used in several ways, see find_columns
@@ -451,15 +425,15 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
     if spec.time is None:
         raise RankfallError("spec: time: missing; the days of joined logs are dates of the time of requests")
     given: dict[Origin, Path | None] = {"items": items, "users": users}
-    columns = {origin: _columns(path) for origin, path in given.items() if path is not None}
-    origins = _Origins(types, columns)
-    requests = {
-        spec.time.column: RequestColumn(
-            spec.time.column, *origins.of(spec.time.column, ("log", "requests")), feature=None
-        )
+    columns = {
+        origin: list(dict.fromkeys(name for file in find_row_files([path]) for name in file.columns()))
+        for origin, path in given.items()
+        if path is not None
     }
+    origins = _Origins(types, columns)
+    requests = {spec.time.column: RequestColumn(spec.time.column, *origins.of(spec.time.column, ("log", "requests")))}
     if spec.day is not None:
-        requests[spec.day] = RequestColumn(spec.day, *origins.of(spec.day, ("log", "requests")), feature=None)
+        requests[spec.day] = RequestColumn(spec.day, *origins.of(spec.day, ("log", "requests")))
     for group, name, feature in spec.features:
         follows_time = isinstance(feature, Time) and feature.column is None
         if group == "item" or follows_time:
@@ -503,7 +477,9 @@ class _Origins:
     """Decides on places: those of a log that exists, or those of a new one."""
 
     def __init__(self, types: Types | None, columns: dict[Origin, list[str]]) -> None:
-        self._types = None if types is None else {(place, _stored(name)): kind for (place, name), kind in types.items()}
+        self._types = None
+        if types is not None:
+            self._types = {(place, name.partition(_RENAMED)[0]): kind for (place, name), kind in types.items()}
         self._columns = columns
         self.used: set[Origin] = set()
 
@@ -521,14 +497,6 @@ class _Origins:
     def kind(self, place: Origin, column: str) -> pl.DataType | None:
         """Return the type of a column, None if it is not decided yet."""
         return None if self._types is None else self._types.get((place, column))
-
-
-def _stored(name: str) -> str:
-    return name.partition(_RENAMED)[0]
-
-
-def _columns(path: Path) -> list[str]:
-    return list(dict.fromkeys(name for file in find_row_files([path]) for name in file.columns()))
 
 
 def _check_tables(

@@ -16,7 +16,8 @@ The steps of a day:
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -50,7 +51,7 @@ from rankfall.online.request_columns import DAY, HASH, BundleFinder, ServedReque
 from rankfall.online.window_records import (
     CARRIED,
     UNKNOWN_REQUEST,
-    MatchCounts,
+    DayCounts,
     Quarantine,
     RecordedSegments,
     Window,
@@ -70,13 +71,11 @@ if TYPE_CHECKING:
     from rankfall.online.day_rows import RowLayout
     from rankfall.online.join_state import JoinState
     from rankfall.online.request_columns import Hashes
-    from rankfall.online.window_records import MatchedPart
 
 
 SLACK = 5_000  # milliseconds after a limit until the workers of a service have written what they received before it
 MOST_NAMED = 1_000  # kinds of events, and days of late records, that a report names
 LEAST_GROWTH = 1_000  # new values that any vocabulary may get on one day
-_ADDED = (HASH, DAY, CARRIED)  # columns that records get here
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,13 @@ class Joiner:
             on_day(report)
             closed.append(report.day)
             state = self._beside.load()
-        return JoinResult(str(self._log), closed, state.reports, self._waiting(state), self._late(state))
+        waiting = {day_name(of): self._why_open(of) or "an earlier day is open" for of in self._open_days(state)}
+        late: Counter[int] = Counter()  # by day: requests that came too late after the last day was closed
+        for content in self._recorded.contents():
+            if content.segment.path.name not in state.used.finished | state.used.begun:
+                late += content.late
+        late_days = {day_name(of): late[of] for of in sorted(late)}
+        return JoinResult(str(self._log), closed, state.reports, waiting, late_days)
 
     # --- which days ---------------------------------------------------------------------------------------------------
 
@@ -206,18 +211,6 @@ class Joiner:
             return "a segment is open that may have records of it"
         return None
 
-    def _waiting(self, state: JoinState) -> dict[str, str]:
-        days = self._open_days(state)
-        return {day_name(day): self._why_open(day) or "an earlier day is open" for day in days}
-
-    def _late(self, state: JoinState) -> dict[str, int]:
-        """Return the requests that came too late for their day after the last day was closed, by day."""
-        found: Counter[int] = Counter()
-        for content in self._recorded.contents():
-            if content.segment.path.name not in state.used.finished | state.used.begun:
-                found += content.late
-        return {day_name(day): found[day] for day in sorted(found)}
-
     # --- one day --------------------------------------------------------------------------------------------------
 
     def _layout(self) -> RowLayout:
@@ -244,14 +237,18 @@ class Joiner:
         """Join the records of a day without requests that differ; return None after such requests have been found."""
         settings, layout = self._settings, self._layout()
         finder, apart = BundleFinder(settings.bundles), Quarantine()
-        parity = ParityCheck(settings.parity, settings.parity_limit, finder, layout, is_new=self._is_fitted_here(state))
+        # whether the log is, or will be, fitted to a joined day instead of the data of the models
+        fitted = ImpressionLog.load(self._log).manifest["about"]["fit_days"] if is_log(self._log) else None
+        is_new = fitted is None or any(report.day in fitted for report in state.reports)
+        parity = ParityCheck(settings.parity, settings.parity_limit, finder, layout, is_new=is_new)
         parity.different, parity.is_repeated = different, bool(different)
         with scratch_directory("joining", self._beside.path) as scratch:
             logged = self._logged_requests(state)
             of_user = settings.user_requests
-            rows = DayRows(layout, scratch / "rows", apart, finder, parity, logged=logged, of_user=of_user)
+            counts = DayCounts()
+            rows = DayRows(layout, scratch / "rows", apart, finder, parity, counts, logged=logged, of_user=of_user)
             with self._beside.closing() as directory:
-                report = self._join(day, state, scratch, rows, directory)
+                report = self._join(day, state, scratch, rows, counts, directory)
             try:
                 parity.check_limit()
                 if report.items:
@@ -268,19 +265,14 @@ class Joiner:
         self._note_not_compared(parity)
         return report
 
-    def _is_fitted_here(self, state: JoinState) -> bool:
-        """Whether the log is, or will be, fitted to a joined day instead of the data of the models."""
-        if not is_log(self._log):
-            return True
-        fitted = ImpressionLog.load(self._log).manifest["about"]["fit_days"]
-        return any(report.day in fitted for report in state.reports)
-
     def _note_not_compared(self, parity: ParityCheck) -> None:
         if parity.not_compared:
             names = ", ".join(sorted(parity.not_compared))
             self._on_notice(f"parity: {names} were not compared, as {self._log} is fitted to other data than the model")
 
-    def _join(self, day: int, state: JoinState, scratch: Path, rows: DayRows, directory: Path) -> DayReport:
+    def _join(
+        self, day: int, state: JoinState, scratch: Path, rows: DayRows, counts: DayCounts, directory: Path
+    ) -> DayReport:
         """Write the rows of a day, and beside the log what the next days need."""
         name, limit, used = day_name(day), self._days.limit(day), state.used
         contents = [one for one in self._recorded.contents() if one.segment.path.name not in used.finished]
@@ -293,14 +285,27 @@ class Joiner:
             self._on_progress(f"{name}: reading records", done, max(total, done))
 
         spool = WindowSpool(window, self._days, scratch / "spool", on_records)
-        earlier, written, counts = ServedRequests(state.served), _Written(directory, rows.apart), MatchCounts()
-        for number, part in enumerate(spool, start=1):
-            matched = match_records(part, day, limit, earlier)
-            counts += matched.counts
-            rows.write(matched)
-            written.add(matched)
-            self._on_progress(f"{name}: joining parts", number, len(spool))
-        written.close()
+        earlier, served = ServedRequests(state.served), []
+        with ExitStack() as files:
+            writers: dict[str, Any] = {}  # of the records of later days
+            for number, part in enumerate(spool, start=1):
+                matched = match_records(part, day, limit, earlier, counts)
+                rows.write(matched)
+                served.append(matched.served)
+                rows.apart.add(UNKNOWN_REQUEST, matched.unknown)
+                for kind, frame in ((SAMPLES, matched.later_samples), (EVENTS, matched.later_events)):
+                    if not len(frame):
+                        continue
+                    # as a service writes them; `sampled` is a column of events only here
+                    added = [HASH, DAY, CARRIED, *(["sampled"] if kind == EVENTS else [])]
+                    table = frame.drop(added, strict=False).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
+                    if kind not in writers:
+                        file = files.enter_context(open_new(directory / NEXT / f"{kind}.arrow"))
+                        writers[kind] = files.enter_context(pa.ipc.new_file(file, table.schema))
+                    writers[kind].write_table(table)
+                self._on_progress(f"{name}: joining parts", number, len(spool))
+            write_served(directory / SERVED, served)
+        rows.apart.write(directory / APART)
         read = [content for content in contents if content.first <= limit]
         finished = {content.segment.path.name for content in read if content.last <= limit}
         begun = {content.segment.path.name for content in read if content.last > limit}
@@ -309,21 +314,16 @@ class Joiner:
         report = DayReport(
             day=name,
             limit=limit,
-            requests=counts.requests,
-            sampled=counts.sampled,
-            items=rows.counts.rows,
-            events=rows.counts.events,
-            repeated_requests=counts.repeated_requests,
-            repeated_events=counts.repeated_events,
-            unsampled_events=counts.unsampled_events,
-            unused_events=_most_common(rows.counts.unused),
-            late_requests=_most_common({day_name(day): count for day, count in counts.late_requests.items()}),
-            late_events=_most_common({day_name(day): count for day, count in counts.late_events.items()}),
+            **vars(counts)
+            | {
+                "unused_events": _most_common(counts.unused_events),
+                "late_requests": _most_common({day_name(day): of for day, of in counts.late_requests.items()}),
+                "late_events": _most_common({day_name(day): of for day, of in counts.late_events.items()}),
+                "models": dict(sorted(counts.models.items())),
+            },
             apart=dict(sorted(rows.apart.counts.items())),
             apart_because=dict(sorted(rows.apart.examples.items())),
-            capped=rows.counts.capped,
             checked=rows.parity.checked,
-            models=dict(sorted(rows.counts.models.items())),
         )
         report.save(directory / REPORT)
         return report
@@ -371,45 +371,6 @@ class Joiner:
         if found > most:
             self._on_notice(f"grow: {table} has {found:,} new values; {most:,} got ids, the most frequent ones")
         return most
-
-
-@dataclass
-class _Written:
-    """Files beside a log that are written part by part."""
-
-    directory: Path
-    apart: Quarantine
-    served: list[pl.DataFrame] = field(default_factory=list)
-    _writers: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, part: MatchedPart) -> None:
-        """Add a part."""
-        self.served.append(part.served)
-        self.apart.add(UNKNOWN_REQUEST, part.unknown)
-        for kind, frame in ((SAMPLES, part.later_samples), (EVENTS, part.later_events)):
-            if len(frame):
-                self._carry(kind, _record(frame))
-
-    def close(self) -> None:
-        """Write what is left."""
-        write_served(self.directory / SERVED, self.served)
-        for file, writer in self._writers.values():
-            writer.close()
-            file.close()
-        self.apart.write(self.directory / APART)
-
-    def _carry(self, kind: str, frame: pl.DataFrame) -> None:
-        table = frame.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest())
-        if kind not in self._writers:
-            file = open_new(self.directory / NEXT / f"{kind}.arrow")
-            self._writers[kind] = file, pa.ipc.new_file(file, table.schema)
-        self._writers[kind][1].write_table(table)
-
-
-def _record(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return records as a service writes them; ``sampled`` is a column of events only here."""
-    added = [*_ADDED, *(["sampled"] if "kind" in frame.columns else [])]
-    return frame.drop([name for name in added if name in frame.columns])
 
 
 def _most_common(counts: Mapping[str, int]) -> dict[str, int]:

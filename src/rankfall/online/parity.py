@@ -182,16 +182,13 @@ def _scored(bundle: Bundle, part: pl.DataFrame) -> Iterator[tuple[dict[str, Any]
     try:
         found: list[Any] = bundle.score(requests, items)
     except RequestError:
-        found = [_score_or_error(bundle, *one) for one in zip(requests, items, strict=True)]
+        found = []
+        for request, of_request in zip(requests, items, strict=True):
+            try:
+                found.append(bundle.score(request, of_request))
+            except RequestError as error:
+                found.append(str(error))
     yield from zip(part.iter_rows(named=True), found, strict=True)
-
-
-def _score_or_error(bundle: Bundle, request: Any, items: Sequence[Any]) -> Mapping[str, Sequence[float]] | str:
-    try:
-        scores: Mapping[str, Sequence[float]] = bundle.score(request, items)
-    except RequestError as error:
-        return str(error)
-    return scores
 
 
 def _difference_of_scores(
@@ -248,7 +245,10 @@ class _Comparison:
                     continue
                 lists = impressions[key].combine_chunks()
                 lengths = lists.value_lengths().to_numpy()
-                alike = self._same_lengths(key, mask.sum(axis=1), lengths)
+                served = mask.sum(axis=1)
+                alike = served == lengths
+                for place in np.flatnonzero(~alike).tolist():
+                    self._note(key, place, f"{served[place]} events", f"{lengths[place]} events")
                 feature = _Feature(key, self._rule(rule), encoding.rule("item", name))
                 owners = np.repeat(np.arange(len(lengths)), lengths)
                 logged = from_arrow(_flat(impressions[key]))[alike[owners]]
@@ -258,11 +258,6 @@ class _Comparison:
 
     def _rule(self, rule: Mapping[str, Any]) -> Rule:
         return rule_from_json(rule, self._bundle.vocabularies)
-
-    def _same_lengths(self, key: str, served: Values, logged: Values) -> NDArray[np.bool_]:
-        for place in np.flatnonzero(served != logged).tolist():
-            self._note(key, place, f"{served[place]} events", f"{logged[place]} events")
-        return np.asarray(served == logged)
 
     def _check_items(self, impressions: pa.Table) -> None:
         lists = impressions["item"].combine_chunks()
@@ -318,11 +313,15 @@ class _Comparison:
                 return None
         if isinstance(ours, VocabularyIds):
             if isinstance(theirs, VocabularyIds):
-                return _same_words(theirs.known, ours.known, served, logged)
+                # ids of the same value, or of a value that one of the vocabularies lacks
+                expected, is_theirs = _translation(theirs.known, ours.known)
+                unseen = (served == UNSEEN) & (logged >= FIRST_KNOWN)
+                same: NDArray[np.bool_] = expected[served] == logged
+                same[unseen] = ~is_theirs[logged[unseen]]
+                return same
             if not self._fitted_alike:
                 return None
-        same: NDArray[np.bool_] = (served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN))
-        return same
+        return np.asarray((served == logged) | ((served == UNSEEN) & (logged >= FIRST_KNOWN)))
 
     def _note(self, key: str, place: int, served: str, logged: str, of_item: str = "") -> None:
         text = (
@@ -351,8 +350,7 @@ def _fitted_alike(bundle: Bundle, encoding: Encoding) -> bool:
         for group, name, rule in known
         if name in getattr(encoding.spec.features, group)
     ]
-    fitted = [same for same in found if same is not None]
-    return all(fitted)
+    return all(same for same in found if same is not None)
 
 
 def _same_fit(theirs: Rule, ours: Rule) -> bool | None:
@@ -366,15 +364,6 @@ def _same_fit(theirs: Rule, ours: Rule) -> bool | None:
     if isinstance(theirs, Buckets) and isinstance(ours, Buckets):
         return list(theirs.edges) == list(ours.edges)
     return None
-
-
-def _same_words(theirs: Lookup, ours: Lookup, served: Values, logged: Values) -> NDArray[np.bool_]:
-    """Return which ids of two vocabularies are those of the same value, or of a value that one of them lacks."""
-    expected, is_theirs = _translation(theirs, ours)
-    known = (served == UNSEEN) & (logged >= FIRST_KNOWN)
-    same: NDArray[np.bool_] = expected[served] == logged
-    same[known] = ~is_theirs[logged[known]]
-    return same
 
 
 @functools.lru_cache(maxsize=16)

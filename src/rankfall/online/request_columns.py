@@ -7,9 +7,9 @@ of an embedding instead of a value, or something else in a feature that no model
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -292,16 +292,8 @@ class _Target:
             raise BadValueError(str(error), places[error.position]) from None
         if len(places) == len(values):
             return found
-        spread = pl.Series([None] * len(values), dtype=found.dtype)
-        return spread.scatter(places, found) if not isinstance(found.dtype, pl.List) else _spread(found, places, values)
-
-
-def _spread(found: pl.Series, places: Sequence[int], values: Sequence[Any]) -> pl.Series:
-    """Return lists at their places among nulls."""
-    filled: list[Any] = [None] * len(values)
-    for place, value in zip(places, found.to_list(), strict=True):
-        filled[place] = value
-    return pl.Series(filled, dtype=found.dtype)
+        at = pl.Series([None] * len(values), dtype=pl.Int64).scatter(places, np.arange(len(places)))
+        return found.gather(at)  # null where the place is null
 
 
 def _plain(feature: FeatureConfig, kind: pl.DataType | None, spec: Spec, values: list[Any]) -> pl.Series:
@@ -399,14 +391,7 @@ def write_served(path: Path, parts: Sequence[pl.DataFrame]) -> None:
         parts: Frames with `HASH`, `DAY` and ``sampled``, sorted by `HASH` one after the other.
     """
     columns = pl.concat(parts).select(pl.col(HASH).alias("hash"), pl.col(DAY).alias("day"), "sampled").rechunk()
-    table = pa.table(
-        [
-            pa.array(columns["hash"].to_numpy()),
-            pa.array(columns["day"].to_numpy()),
-            pa.array(columns["sampled"].to_numpy()),
-        ],
-        schema=_SCHEMA,
-    )
+    table = columns.to_arrow().cast(_SCHEMA)
     with open_new(path) as file, pa.ipc.new_file(file, _SCHEMA) as writer:
         writer.write_table(table)
 
@@ -420,29 +405,15 @@ class BundleFinder:
 
     Args:
         directory: Where bundles are searched that are not at their place any more.
+
+    Attributes:
+        find: Returns the bundle of a model, from its name and the path of the bundle when it answered; ValueError if it
+            is not there any more.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._loaded: OrderedDict[str, Bundle] = OrderedDict()
+        self.find = lru_cache(maxsize=_MOST_LOADED)(partial(_find_bundle, directory))
         self._absent: set[str] = set()
-
-    def find(self, model: str, path: str) -> Bundle:
-        """Return the bundle of a model.
-
-        Args:
-            model: The name of the model.
-            path: Where the bundle was when it answered.
-
-        Raises:
-            ValueError: If it is not there any more.
-        """
-        if model not in self._loaded:
-            self._loaded[model] = Bundle.load(self._place(model, Path(path)))
-            if len(self._loaded) > _MOST_LOADED:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(model)
-        return self._loaded[model]
 
     def if_present(self, model: str, path: str) -> Bundle | None:
         """Return the bundle of a model, None if it is not there any more."""
@@ -454,20 +425,22 @@ class BundleFinder:
             self._absent.add(model)
             return None
 
-    def _place(self, model: str, path: Path) -> Path:
-        if _is_model(path, model):
-            return path
-        for place, folders, files in os.walk(self._directory) if self._directory is not None else ():
-            depth = len(Path(place).relative_to(self._directory or place).parts)
-            if depth >= _DEEPEST:
-                folders.clear()
-            if MANIFEST in files and _is_model(Path(place), model):
-                return Path(place)
-        searched = "" if self._directory is None else f", nor in {self._directory}"
-        raise RankfallError(
-            f"parity: the bundle of model {model} is not at {path} any more{searched}; keep bundles until their days "
-            "are joined, name their directory with --bundles, or skip the check with --parity 0"
-        )
+
+def _find_bundle(directory: Path | None, model: str, path: str) -> Bundle:
+    place = Path(path)
+    if _is_model(place, model):
+        return Bundle.load(place)
+    for name, folders, files in os.walk(directory) if directory is not None else ():
+        place = Path(name)
+        if len(place.relative_to(directory or place).parts) >= _DEEPEST:
+            folders.clear()
+        if MANIFEST in files and _is_model(place, model):
+            return Bundle.load(place)
+    searched = "" if directory is None else f", nor in {directory}"
+    raise RankfallError(
+        f"parity: the bundle of model {model} is not at {path} any more{searched}; keep bundles until their days "
+        "are joined, name their directory with --bundles, or skip the check with --parity 0"
+    )
 
 
 def _is_model(path: Path, model: str) -> bool:

@@ -26,6 +26,7 @@ from rankfall.serving.recording.record_segments import (
     EVENTS,
     OPEN,
     SAMPLES,
+    SCHEMAS,
     SUFFIX,
     first_open,
     recover,
@@ -45,11 +46,10 @@ if TYPE_CHECKING:
 
 
 KINDS = (SAMPLES, EVENTS)
-_SCHEMAS = {SAMPLES: [sample_schema(pa.int64()), sample_schema(pa.string())], EVENTS: [EVENT_SCHEMA]}
-_DAY = "\1day"
+_DAY, _SAMPLED = "\1day", "sampled"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SegmentContent:
     """What a segment holds.
 
@@ -67,9 +67,9 @@ class SegmentContent:
 
     segment: Segment
     kind: str
-    records: int
-    first: int
-    last: int
+    records: int = 0
+    first: int = 0
+    last: int = 0
     days: dict[int, int] = field(default_factory=dict)
     late: Counter[int] = field(default_factory=Counter)
     depths: set[int] = field(default_factory=set)
@@ -83,7 +83,7 @@ def read_batches(segment: Segment, kind: str) -> Iterator[pl.DataFrame]:
         ValueError: If the file was changed, or has other columns.
     """
     for batch in segment.batches():
-        if not any(batch.schema.equals(schema) for schema in _SCHEMAS[kind]):
+        if not any(batch.schema.equals(schema) for schema in SCHEMAS[kind]):
             found = ", ".join(f"{one.name} ({one.type})" for one in batch.schema)
             raise RankfallError(f"{segment.path} is not a segment of {kind}: found the columns {found}")
         try:
@@ -92,9 +92,7 @@ def read_batches(segment: Segment, kind: str) -> Iterator[pl.DataFrame]:
             raise RankfallError(f"{segment.path} is not a segment of {kind}: {error}") from None
         if lacking := [one.name for one in batch.schema if not one.nullable and batch[one.name].null_count]:
             raise RankfallError(f"{segment.path} is not a segment of {kind}: found no {lacking[0]} in a record")
-        frame = pl.from_arrow(batch)
-        assert isinstance(frame, pl.DataFrame)
-        yield frame
+        yield _frame(batch)
 
 
 class RecordedSegments:
@@ -162,34 +160,23 @@ class RecordedSegments:
             self._contents.pop(name, None)
 
     def _read(self, segment: Segment, kind: str) -> SegmentContent:
-        records, first, last, has_text = 0, 0, 0, False
-        days: dict[int, int] = {}
-        late: Counter[int] = Counter()
-        depths: set[int] = set()
+        content = SegmentContent(segment, kind)
         for frame in read_batches(segment, kind):
             received = frame["received"].to_physical()
             low, high = int(received.min()), int(received.max())  # type: ignore[arg-type]  # without nulls
-            first, last = (min(first, low), max(last, high)) if records else (low, high)
-            records += len(frame)
+            content.first = min(content.first, low) if content.records else low
+            content.last = max(content.last, high) if content.records else high
+            content.records += len(frame)
             if kind == SAMPLES:
-                late.update(self._late(frame))
-                depths.update(frame["stage"].list.max().drop_nulls())
-                has_text = frame.schema["item"] == pl.List(pl.String)
-                for day, earliest in self._first_of_days(frame):
-                    days[day] = min(days.get(day, earliest), earliest)
-        return SegmentContent(segment, kind, records, first, last, days, late, depths, has_text)
-
-    def _first_of_days(self, samples: pl.DataFrame) -> list[tuple[int, int]]:
-        sampled = samples.filter("sampled")
-        days = pl.DataFrame({_DAY: self._days.of(sampled), "received": sampled["received"].to_physical()})
-        return days.group_by(_DAY).agg(pl.min("received")).rows()
-
-    def _late(self, samples: pl.DataFrame) -> dict[int, int]:
-        """Return the number of samples of each day that were received after its limit."""
-        days = pl.DataFrame({_DAY: self._days.of(samples), "received": samples["received"].to_physical()})
-        limits = {day: self._days.limit(day) for day in days[_DAY].unique()}
-        late = days.filter(pl.col("received") > pl.col(_DAY).replace_strict(limits, return_dtype=pl.Int64))
-        return dict(late[_DAY].value_counts().rows())
+                of_frame = pl.DataFrame({_DAY: self._days.of(frame), "received": received, _SAMPLED: frame[_SAMPLED]})
+                limits = {day: self._days.limit(day) for day in of_frame[_DAY].unique()}
+                limit = pl.col(_DAY).replace_strict(limits, return_dtype=pl.Int64)
+                content.late.update(dict(of_frame.filter(pl.col("received") > limit)[_DAY].value_counts().rows()))
+                content.depths.update(frame["stage"].list.max().drop_nulls())
+                content.has_text = frame.schema["item"] == pl.List(pl.String)
+                for day, earliest in of_frame.filter(_SAMPLED).group_by(_DAY).agg(pl.min("received")).rows():
+                    content.days[day] = min(content.days.get(day, earliest), earliest)
+        return content
 
     def _note_foreign(self, place: Path) -> None:
         """Say once which files are ignored; refuse those that have the suffix of segments."""
@@ -237,9 +224,7 @@ class Window:
         if kind in self.carried:
             carried = pa.ipc.open_file(pa.memory_map(str(self.carried[kind])))
             for number in range(carried.num_record_batches):
-                frame = pl.from_arrow(carried.get_batch(number))
-                assert isinstance(frame, pl.DataFrame)
-                yield _marked(frame, days, carried=True)
+                yield _marked(_frame(carried.get_batch(number)), days, carried=True)
         for content in self.contents:
             if content.kind != kind or content.first > self.until:
                 continue
@@ -279,14 +264,11 @@ class WindowSpool:
         needed = max(window.count(SAMPLES) / _SAMPLES_PER_PART, window.count(EVENTS) / _EVENTS_PER_PART, 1)
         self._bits = min(int(np.ceil(np.log2(needed))), _MOST_PARTS.bit_length() - 1)
         has_text = any(content.has_text for content in window.contents)
-        self._empty = {
-            SAMPLES: _empty(sample_schema(pa.string() if has_text else pa.int64())),
-            EVENTS: _empty(EVENT_SCHEMA),
-        }
-        if SAMPLES in window.carried and not has_text:
+        if SAMPLES in window.carried:
             carried = pa.ipc.open_file(pa.memory_map(str(window.carried[SAMPLES]))).schema
-            if carried.field("item").type.value_type != pa.int64():
-                self._empty[SAMPLES] = _empty(sample_schema(pa.string()))
+            has_text |= carried.field("item").type.value_type != pa.int64()
+        schemas = {SAMPLES: sample_schema(pa.string() if has_text else pa.int64()), EVENTS: EVENT_SCHEMA}
+        self._empty = {kind: _frame(schema.empty_table()).pipe(_marked, days) for kind, schema in schemas.items()}
         self._spools = {
             kind: write_spool(directory, self._split(window.frames(kind, days), kind, on_records), _PART)
             for kind in (SAMPLES, EVENTS)
@@ -314,12 +296,10 @@ class WindowSpool:
         pieces = spool.read(number, spool.columns)
         if not pieces:
             return self._empty[kind]
-        frame = pl.from_arrow(pa.Table.from_batches(pieces))
-        assert isinstance(frame, pl.DataFrame)
-        return frame.rechunk()
+        return _frame(pa.Table.from_batches(pieces)).rechunk()
 
 
-def _marked(frame: pl.DataFrame, days: LogDays, *, carried: bool) -> pl.DataFrame:
+def _marked(frame: pl.DataFrame, days: LogDays, *, carried: bool = False) -> pl.DataFrame:
     columns = [pl.Series(HASH, hash_values(frame["request"])), pl.lit(carried).alias(CARRIED)]
     if "sampled" in frame.columns:
         columns.append(pl.Series(DAY, days.of(frame)))
@@ -340,37 +320,32 @@ def _merged(frames: Iterator[pl.DataFrame], schema: pl.Schema) -> Iterator[pl.Da
         yield pl.concat(held, rechunk=True)
 
 
-def _empty(schema: pa.Schema) -> pl.DataFrame:
-    frame = pl.from_arrow(schema.empty_table())
+def _frame(records: pa.Table | pa.RecordBatch) -> pl.DataFrame:
+    frame = pl.from_arrow(records)
     assert isinstance(frame, pl.DataFrame)
-    columns = [pl.lit(None, pl.UInt64).alias(HASH), pl.lit(None, pl.Boolean).alias(CARRIED)]
-    if "sampled" in frame.columns:
-        columns.append(pl.lit(None, pl.Int32).alias(DAY))
-    return frame.with_columns(columns)
+    return frame
 
 
-_SAMPLED = "sampled"
 _EVENT_ORDER = ("request", "id", "received", "item", "kind", "value", "time")
 GRACE = 600_000  # milliseconds by which the record of a request may be written after one of its events
 
 
 @dataclass
-class MatchCounts:
-    """Counts of the records of a window."""
+class DayCounts:
+    """What became of the records of a day; the report of the day has these fields."""
 
     requests: int = 0
     sampled: int = 0
+    items: int = 0
+    events: int = 0
     repeated_requests: int = 0
     repeated_events: int = 0
     unsampled_events: int = 0
+    unused_events: Counter[str] = field(default_factory=Counter)  # by kind
     late_requests: Counter[int] = field(default_factory=Counter)  # by day
     late_events: Counter[int] = field(default_factory=Counter)
-
-    def __iadd__(self, other: MatchCounts) -> MatchCounts:
-        """Add the counts of other records."""
-        for name, count in vars(other).items():
-            setattr(self, name, getattr(self, name) + count)
-        return self
+    capped: int = 0
+    models: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
@@ -384,7 +359,6 @@ class MatchedPart:
         later_events: Events of these requests, if they were sampled, and those whose requests may follow.
         unknown: Events of requests that were never served, each once.
         served: `HASH`, `DAY` and ``sampled`` of the requests that were received in this window.
-        counts: Numbers of all of these.
     """
 
     samples: pl.DataFrame
@@ -393,10 +367,9 @@ class MatchedPart:
     later_events: pl.DataFrame
     unknown: pl.DataFrame
     served: pl.DataFrame
-    counts: MatchCounts
 
 
-def match_records(part: Part, day: int, limit: int, earlier: ServedRequests) -> MatchedPart:
+def match_records(part: Part, day: int, limit: int, earlier: ServedRequests, counts: DayCounts) -> MatchedPart:
     """Decide on the records of a part.
 
     Of several records with the id of one request, the first counts: the one that was received first, and of those the
@@ -407,21 +380,22 @@ def match_records(part: Part, day: int, limit: int, earlier: ServedRequests) -> 
         day: The day that is closed.
         limit: Its limit. What was received shortly before it may belong to a request that is recorded later.
         earlier: The requests of earlier windows.
+        counts: Receives the numbers of the records.
     """
-    counts = MatchCounts()
     requests = _first_of_each_request(part.samples, earlier, counts)
     of_day = requests.filter(pl.col(DAY) == day)
-    counts.requests, counts.sampled = len(of_day), int(of_day[_SAMPLED].sum())
+    counts.requests += len(of_day)
+    counts.sampled += int(of_day[_SAMPLED].sum())
     counts.late_requests.update(dict(requests.filter(pl.col(DAY) < day)[DAY].value_counts().rows()))
     events = _with_requests(part.events, requests, earlier)
     is_settled = pl.col("received").to_physical() <= limit - GRACE
     unknown, unsettled = (events.filter(pl.col(DAY).is_null() & settled) for settled in (is_settled, ~is_settled))
-    counts.unsampled_events = len(events.filter(~pl.col(_SAMPLED)))
+    counts.unsampled_events += len(events.filter(~pl.col(_SAMPLED)))
     sampled = events.filter(_SAMPLED)
     counts.late_events.update(dict(sampled.filter(pl.col(DAY) < day)[DAY].value_counts().rows()))
     used = sampled.filter(pl.col(DAY) == day)
     distinct = _first_of_each_event(used)
-    counts.repeated_events = len(used) - len(distinct)
+    counts.repeated_events += len(used) - len(distinct)
     return MatchedPart(
         samples=of_day.filter(_SAMPLED),
         events=distinct,
@@ -429,32 +403,24 @@ def match_records(part: Part, day: int, limit: int, earlier: ServedRequests) -> 
         later_events=pl.concat([sampled.filter(pl.col(DAY) > day), unsettled]),
         unknown=_first_of_each_event(unknown),
         served=requests.filter(~pl.col(CARRIED)).select(HASH, DAY, _SAMPLED),
-        counts=counts,
     )
 
 
-def _first_of_each_request(samples: pl.DataFrame, earlier: ServedRequests, counts: MatchCounts) -> pl.DataFrame:
+def _first_of_each_request(samples: pl.DataFrame, earlier: ServedRequests, counts: DayCounts) -> pl.DataFrame:
     """Return one record per request, in the order of hashes."""
     new = samples.filter(~pl.col(CARRIED))
     is_known = pl.Series(earlier.find(new[HASH].to_numpy()).served)
     first = new.filter(~is_known)
     if (repeated := first["request"].is_duplicated()).any():
         several = first.filter(repeated)
-        first = pl.concat([first.filter(~repeated), several[_smallest_records(several)]])
-    counts.repeated_requests = len(new) - len(first)
+        # these are few: sort them by their content, and keep the first one of each request
+        records = several.drop(HASH, DAY, CARRIED).with_columns(pl.col("received", "time").to_physical()).to_dicts()
+        content = pl.Series([json.dumps(record, sort_keys=True) for record in records], dtype=pl.String)
+        smallest = several.select("request", "received", content.alias(_DAY)).with_row_index(_PART)
+        chosen = smallest.sort("received", _DAY, _PART).unique("request", keep="first")[_PART]
+        first = pl.concat([first.filter(~repeated), several[chosen]])
+    counts.repeated_requests += len(new) - len(first)
     return pl.concat([samples.filter(CARRIED), first]).sort(HASH, "request")
-
-
-def _smallest_records(samples: pl.DataFrame) -> list[int]:
-    """Return the place of the record that counts for each request; this is for few records."""
-    best: dict[str, tuple[tuple[int, str], int]] = {}
-    records = samples.drop(HASH, DAY, CARRIED).with_columns(pl.col("received", "time").to_physical())
-    for place, record in enumerate(records.iter_rows(named=True)):
-        order = record["received"], json.dumps(record, sort_keys=True)
-        known = best.get(record["request"])
-        if known is None or order < known[0]:
-            best[record["request"]] = order, place
-    return [place for _, place in best.values()]
 
 
 def _with_requests(events: pl.DataFrame, requests: pl.DataFrame, earlier: ServedRequests) -> pl.DataFrame:

@@ -448,9 +448,10 @@ class Bundle:
     ) -> EncodedRequests:
         arrays = self._requests.encode(requests, name=name)
         excluded = [
-            _NO_ROWS if ids is None else self._excluded(ids, f"{name(place)}.exclude", place)
+            _NO_ROWS if ids is None else self._rows(ids, f"{name(place)}.exclude", place)
             for place, ids in enumerate(exclude)
         ]
+        excluded = [np.unique(rows[rows != NO_ITEM]) if len(rows) else rows for rows in excluded]
         given = [
             None if ids is None else self._rows(ids, f"{name(place)}.candidates", place)
             for place, ids in enumerate(candidates)
@@ -546,7 +547,7 @@ class Bundle:
             kept = min(len(ids), stage.quota)
             of_request = scores[place, : len(ids)].tolist()
             threshold = of_request[kept - 1] if kept else None
-            traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, milliseconds))
+            traces[place].append(StageTrace(stage.name, ids, of_request, kept, threshold, round(milliseconds, 3)))
 
     def _ids(self, rows: Rows, counts: Sequence[int]) -> list[list[Id]]:
         """Return the ids of the first `counts` rows of each request."""
@@ -565,10 +566,6 @@ class Bundle:
             return self.items.rows(ids)
         except BadValueError as error:
             raise RequestError(f"{where}[{error.position}]: {error}", place) from None
-
-    def _excluded(self, ids: Any, where: str, place: int) -> Rows:
-        rows = self._rows(ids, where, place)
-        return np.unique(rows[rows != NO_ITEM])
 
     def _count(self, k: Any, where: str, place: int) -> int:
         last = self.stages[-1]

@@ -201,15 +201,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def needed_files(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files that a bundle needs."""
-    names = [ITEMS, EXAMPLES, *(f"vocabularies/{table}.arrow" for table in manifest["vocabularies"])]
-    for stage in manifest["stages"]:
-        graphs = [USER_GRAPH, INDEX] if stage["kind"] == "index" else [SCORER_GRAPH]
-        names += [f"stages/{stage['name']}/{graph}" for graph in graphs]
-    return names
-
-
 def read_files(path: Path, manifest: Mapping[str, Any], shared: Path | None = None) -> dict[str, MemoryFile]:
     """Read every file of a bundle into memory, compare it with its checksum, and return the files by name.
 
@@ -223,7 +214,11 @@ def read_files(path: Path, manifest: Mapping[str, Any], shared: Path | None = No
     """
     names = [*manifest["vocabularies"], *(stage["name"] for stage in manifest["stages"])]
     check_names(path, "a table or a stage", names)
-    for name in needed_files(manifest):
+    needed = [ITEMS, EXAMPLES, *(f"vocabularies/{table}.arrow" for table in manifest["vocabularies"])]
+    for stage in manifest["stages"]:
+        graphs = [USER_GRAPH, INDEX] if stage["kind"] == "index" else [SCORER_GRAPH]
+        needed += [f"stages/{stage['name']}/{graph}" for graph in graphs]
+    for name in needed:
         if name not in manifest["files"]:
             raise RankfallError(f"path: {path / MANIFEST} is damaged, it has no checksum of {name}")
     for name in manifest["files"]:
@@ -475,7 +470,11 @@ def _check_lists(reader: _Reader, dimensions: int) -> None:
         sizes[listed] = counts
     if not ((sizes >= 0) & (sizes <= items)).all() or sizes.sum() != items:
         reader.refuse(f"lists of other sizes than those of {items:,} items")
-    ids = np.concatenate([reader.ids_of_list(size, 4 * dimensions) for size in sizes.tolist()])
+    ids_of_lists = []
+    for size in sizes.tolist():
+        reader.skip(size * 4 * dimensions)
+        ids_of_lists.append(reader.numbers(size))
+    ids = np.concatenate(ids_of_lists)
     starts, of_list, offset = np.cumsum(sizes) - sizes, places >> 32, places & 0xFFFFFFFF
     if not ((of_list >= 0) & (of_list < lists)).all() or not (offset < sizes[of_list]).all():
         reader.refuse("places of items outside of its lists")
@@ -534,10 +533,6 @@ class _Reader:
         self.skip(4 * count * dimensions)
         return count
 
-    def ids_of_list(self, size: int, bytes_per_vector: int) -> NDArray[np.int64]:
-        self.skip(size * bytes_per_vector)
-        return self.numbers(size)
-
 
 class Items:
     """The table of items.
@@ -549,14 +544,9 @@ class Items:
     def __init__(self, file: MemoryFile) -> None:
         table = read_table(file)
         self.lookup = read_lookup(table, "id")
-        self._features = {
-            name: numbers(one_array(table, name)) for name in table.column_names if name.startswith("item.")
-        }
-        self._display = {
-            name.removeprefix(DISPLAY): one_array(table, name)
-            for name in table.column_names
-            if name.startswith(DISPLAY)
-        }
+        columns = {name: one_array(table, name) for name in table.column_names}
+        self._features = {name: numbers(of) for name, of in columns.items() if name.startswith("item.")}
+        self._display = {name.removeprefix(DISPLAY): of for name, of in columns.items() if name.startswith(DISPLAY)}
         self._numbers = None if self.lookup.is_text else numbers(self.lookup.values)
 
     def __len__(self) -> int:
@@ -580,19 +570,16 @@ class Items:
     def display(self, rows: Rows) -> dict[str, list[Any]]:
         """Return the attributes that are shown to people of the items in rows (n,), None for the row -1."""
         found = {name: values.take(np.maximum(rows, 0)).to_pylist() for name, values in self._display.items()}
-        if (rows == NOWHERE).any():
-            absent = np.flatnonzero(rows == NOWHERE).tolist()
-            for values in found.values():
-                for place in absent:
-                    values[place] = None
+        for values in found.values():
+            for place in np.flatnonzero(rows == NOWHERE).tolist():
+                values[place] = None
         return found
 
     def ids(self, rows: Rows) -> list[Id]:
         """Return the ids of the items in rows (n,)."""
-        if self._numbers is not None:
-            found: list[Id] = self._numbers[rows].tolist()
-        else:
-            found = self.lookup.values.take(rows).to_pylist()
+        found: list[Id] = (
+            self.lookup.values.take(rows).to_pylist() if self._numbers is None else self._numbers[rows].tolist()
+        )
         return found
 
     def id_array(self, rows: Rows) -> pa.Array:
@@ -601,21 +588,14 @@ class Items:
 
     def rows(self, ids: Sequence[Any]) -> Rows:
         """Return the rows of items, -1 for those that the bundle does not have."""
-        return self.lookup.find(values_like(self.lookup, ids, self._expected))
+        expected = f"an id of an item, {'text' if self.lookup.is_text else 'a whole number'}"
+        return self.lookup.find(values_like(self.lookup, ids, expected))
 
     def find(self, values: Sequence[Any]) -> Rows:
         """Return the rows of items, -1 for values that are not ids of items of the bundle."""
         try:
             return self.rows(values)
         except BadValueError:
-            return np.array([self._find_one(value) for value in values], np.int64)
-
-    def _find_one(self, value: Any) -> int:
-        try:
-            return int(self.rows([value])[0])
-        except BadValueError:
-            return NOWHERE
-
-    @property
-    def _expected(self) -> str:
-        return "an id of an item, text" if self.lookup.is_text else "an id of an item, a whole number"
+            if len(values) == 1:
+                return np.array([NOWHERE])
+            return np.concatenate([self.find([value]) for value in values])

@@ -68,8 +68,8 @@ def draw_samples(trails: Sequence[Trail], seeds: Seeds, counts: Sequence[int]) -
     shapes = [_shape(trail.trails) for trail in trails]
     for shape in dict.fromkeys(shapes):
         places = [place for place, one in enumerate(shapes) if one == shape]
-        joined = _join([trails[place] for place in places])
-        for place, sample in zip(places, _draw(joined, seeds[places], counts), strict=True):
+        drawn = _draw([trails[place] for place in places], seeds[places], counts)
+        for place, sample in zip(places, drawn, strict=True):
             samples[place] = sample
     return samples
 
@@ -80,23 +80,24 @@ def _shape(trails: Trails) -> tuple[int, bool, int]:
     return id(first.stage), first.is_search, first.rows.shape[1].bit_length()
 
 
-def _join(trails: Sequence[Trail]) -> Trails:
-    """Return the trails of some requests as those of one batch."""
-    parts = []
-    for _, group in groupby(trails, key=lambda trail: id(trail.trails)):
+def _draw(given: Sequence[Trail], seeds: Seeds, counts: Sequence[int]) -> list[Sample | None]:
+    """Draw the samples of requests with the same shape, whose trails are joined to those of one batch."""
+    batches = []
+    for _, group in groupby(given, key=lambda trail: id(trail.trails)):
         of_batch = list(group)
         whole, places = of_batch[0].trails, [trail.place for trail in of_batch]
-        parts.append(whole if places == list(range(len(whole.rows))) else whole.take(places))
-    return Trails.join(parts)
-
-
-def _draw(trails: Trails, seeds: Seeds, counts: Sequence[int]) -> list[Sample | None]:
-    parts, failed = [_answered(trails)], np.zeros(len(seeds), np.bool_)
+        batches.append(whole if places == list(range(len(whole.rows))) else whole.take(places))
+    trails = Trails.join(batches)
+    failed = np.zeros(len(seeds), np.bool_)
+    answered = np.broadcast_to(np.arange(trails.rows.shape[1]), trails.rows.shape)
+    parts = [_Part(len(trails.stages), trails.rows, answered, trails.scores, np.ones(len(seeds), np.float32))]
     for number, stage in enumerate(trails.stages):
         of_stage = _mix(_mix(seeds) + np.uint64(number))
         count = counts[min(number, len(counts) - 1)]
-        draw = _draw_from_search if stage.is_search else _draw_from_lists
-        parts.append(draw(trails, number, of_stage, count, failed))
+        if stage.is_search:
+            parts.append(_draw_from_search(trails, number, of_stage, count, failed))
+        else:
+            parts.append(_draw_from_list(stage, number, of_stage, count))
     rows, ranks, scores = (np.hstack([getattr(part, name) for part in parts]) for name in ("rows", "ranks", "scores"))
     inclusion = np.hstack([np.broadcast_to(part.inclusion[:, None], part.rows.shape) for part in parts])
     stages = np.repeat([part.stage for part in parts], [part.rows.shape[1] for part in parts]).astype(np.int8)
@@ -119,15 +120,8 @@ class _Part:
     inclusion: NDArray[np.float32]
 
 
-def _answered(trails: Trails) -> _Part:
-    rows = trails.rows
-    ranks = np.broadcast_to(np.arange(rows.shape[1]), rows.shape)
-    return _Part(len(trails.stages), rows, ranks, trails.scores, np.ones(len(rows), np.float32))
-
-
-def _draw_from_lists(trails: Trails, number: int, seeds: Seeds, count: int, failed: NDArray[np.bool_]) -> _Part:
+def _draw_from_list(of_stage: StageItems, number: int, seeds: Seeds, count: int) -> _Part:
     """Draw from what follows the first `kept` items of each list, which is in the order of its scores."""
-    of_stage = trails.stages[number]
     rows, scores, kept = of_stage.rows, of_stage.scores, of_stage.kept
     assert scores is not None  # lists have scores
     first = int(kept.min())
@@ -144,23 +138,21 @@ def _draw_from_search(trails: Trails, number: int, seeds: Seeds, count: int, fai
     rows = of_stage.rows
     taken = np.where(np.arange(rows.shape[1]) < of_stage.kept[:, None], rows, NO_ITEM)
     drawn, inclusion = draw_from_all(trails.items, taken, trails.encoded.exclude, seeds, count)
-    scores = _scored(of_stage, trails, drawn, failed)
+    scored = drawn
+    while True:
+        try:
+            scores = of_stage.stage.score(trails.encoded, scored)
+            break
+        except NotFiniteError as error:
+            if failed[error.place]:  # its draws were taken out already
+                raise
+            scored = scored.copy()
+            scored[error.place] = NO_ITEM
+            failed[error.place] = True
     part = _Part(number, drawn, np.full(drawn.shape, UNKNOWN_RANK), scores, inclusion)
     if of_stage.scores is not None:
         _copy_found(part, rows, of_stage.scores)
     return part
-
-
-def _scored(of_stage: StageItems, trails: Trails, rows: Rows, failed: NDArray[np.bool_]) -> Scores:
-    while True:
-        try:
-            return of_stage.stage.score(trails.encoded, rows)
-        except NotFiniteError as error:
-            if failed[error.place]:  # its draws were taken out already
-                raise
-            rows = rows.copy()
-            rows[error.place] = NO_ITEM
-            failed[error.place] = True
 
 
 def draw_from_all(
@@ -183,16 +175,11 @@ def draw_from_all(
     drawn = np.full((len(taken), count), NO_ITEM, np.int64)
     by_number = left > np.maximum(items // 2, _FEW * count)  # otherwise most random rows would be drawn in vain
     for draw_some, chosen, keys in ((_draw_rows, by_number, _tries(count)), (_draw_by_keys, ~by_number, items)):
-        for places in _groups(np.flatnonzero(chosen), keys):
-            if count:
-                drawn[places] = draw_some(items, [without[place] for place in places.tolist()], seeds[places], count)
+        step, some = max(1, _MOST_KEYS // max(1, keys)), np.flatnonzero(chosen)
+        for start in range(0, len(some) if count else 0, step):
+            places = some[start : start + step]
+            drawn[places] = draw_some(items, [without[place] for place in places.tolist()], seeds[places], count)
     return drawn, _inclusion(count, left)
-
-
-def _groups(places: Rows, keys: int) -> list[Rows]:
-    """Split the places of requests so that those of a group have at most _MOST_KEYS random numbers."""
-    step = max(1, _MOST_KEYS // max(1, keys))
-    return [places[start : start + step] for start in range(0, len(places), step)]
 
 
 def _tries(count: int) -> int:

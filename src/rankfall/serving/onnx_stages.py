@@ -160,9 +160,9 @@ class _StageGraph(Graph):
         if unknown := [name for name in self.inputs if name.startswith("item.") and name not in features]:
             raise RankfallError(f"{self._misplaced} needs {', '.join(unknown)}, which the stage does not have")
 
-    def compute(self, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, int]) -> NDArray[np.float32]:
+    def __call__(self, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...] = ()) -> NDArray[np.float32]:
         """Return the output; raise ValueError if it has another shape."""
-        found = self(arrays)
+        found = super().__call__(arrays)
         if found.shape != shape:
             raise RankfallError(f"{self._misplaced} returns an array of shape {found.shape}, expected {shape}")
         return found
@@ -196,13 +196,13 @@ class TwoTowerStage:
 
     def _vectors(self, requests: EncodedRequests) -> NDArray[np.float32]:
         if len(requests) <= _REQUESTS_AT_ONCE:
-            vectors = self._tower.compute(requests.arrays, (len(requests), self._size))
+            vectors = self._tower(requests.arrays, (len(requests), self._size))
         else:
             found = []
             for start in range(0, len(requests), _REQUESTS_AT_ONCE):
                 stop = min(start + _REQUESTS_AT_ONCE, len(requests))
                 part = {name: array[start:stop] for name, array in requests.arrays.items()}
-                found.append(self._tower.compute(part, (stop - start, self._size)))
+                found.append(self._tower(part, (stop - start, self._size)))
             vectors = np.concatenate(found)
         if not np.abs(vectors).max() < _LARGE:  # also true for NaN
             with np.errstate(over="ignore"):
@@ -362,7 +362,7 @@ class ScorerStage:
             for first in range(0, rows.shape[1], width):
                 place = some, slice(first, first + width)
                 of_block = {name: array[place] for name, array in of_items.items()}
-                scores[place] = self._graph.compute(inputs | of_block, scores[place].shape)
+                scores[place] = self._graph(inputs | of_block, scores[place].shape)
 
     def search(self, requests: EncodedRequests, *, scored: bool) -> tuple[Rows, Scores | None]:
         """Score all items and return the best."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.encoding import Lookup, Rule
+    from rankfall.encoding import Lookup
     from rankfall.serving.bundle_files import Items
 
     Request = Mapping[str, Any]
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 KEYS = ("time", "user", "context", "sequences")
 GROUPS = ("user", "context")
+_WITH_UNSEEN = NumberedIds, VocabularyIds  # rules with values that have no id, which were never seen in training
 MASK = "mask"  # sequence.NAME.mask, beside the features of the events
 
 
@@ -135,7 +136,7 @@ class _Group:
     ) -> None:
         parsed = {name: rule_from_json(rule, vocabularies) for name, rule in rules.items()}
         self._where = f".{group}"
-        self.checked = _with_unseen(parsed)
+        self.checked = [name for name, rule in parsed.items() if isinstance(rule, _WITH_UNSEEN)]
         self._encoders = Encoders(parsed)
         self._of_request = [name for name, rule in parsed.items() if isinstance(rule, TimePart) and rule.of_request]
         self._ignored = ignored_names(ignored, group)
@@ -169,7 +170,7 @@ class _Sequence:
         self._name = name
         self._max_length: int = rules["max_length"]
         parsed = {key: rule_from_json(rule, vocabularies) for key, rule in rules["features"].items()}
-        self.checked = _with_unseen(parsed)
+        self.checked = [name for name, rule in parsed.items() if isinstance(rule, _WITH_UNSEEN)]
         self._encoders = Encoders(parsed)
         self._items = items
         self._item: str | None = rules.get("item")  # the feature that is the id of an item
@@ -240,9 +241,6 @@ class _Sequence:
         return f"sequences.{self._name}[{event}]", request
 
     def _columns(self, events: Any, where: str, place: int) -> Events:
-        def check(names: Any) -> None:
-            _check_keys(names, self._encoders.names, self._ignored, where, place, "events")
-
         if type(events) is list:  # the usual case: all features and no other key
             last = events[-self._max_length :]
             if set(map(type, last)) == {dict} and set(map(len, last)) == {len(self._getters)}:
@@ -250,6 +248,10 @@ class _Sequence:
                     return len(events), [list(map(get, last)) for get in self._getters], {}
                 except KeyError:
                     pass
+
+        def check(names: Any) -> None:
+            _check_keys(names, self._encoders.names, self._ignored, where, place, "events")
+
         return last_events(events, self._encoders.names, self._max_length, self._filled, check, where, place)
 
 
@@ -301,11 +303,6 @@ def last_events(
     lacking = {name: [at for at, event in enumerate(last) if name not in event] for name in filled}
     values = [[event.get(feature) for event in last] for feature in names]
     return len(events), values, {name: positions for name, positions in lacking.items() if positions}
-
-
-def _with_unseen(rules: Mapping[str, Rule]) -> list[str]:
-    """Return the features that have values without an id, which count as never seen in training."""
-    return [name for name, rule in rules.items() if isinstance(rule, NumberedIds | VocabularyIds)]
 
 
 def _last(values: Any, kept: int) -> list[Any]:
@@ -459,9 +456,9 @@ def request_schema(rules: Mapping[str, Any]) -> dict[str, Any]:
     for group in GROUPS:
         features = {name: feature_schema(rule) for name, rule in rules[group].items()}
         needed = [name for name, rule in rules[group].items() if _is_needed(rule)]
-        parts[group] = _object(features, ignored_names(rules["ignored"], group), needed)
-    parts["sequences"] = _object(sequences, ignored_names(rules["ignored"], "sequence"), [])
-    return _object(parts, [], [group for group in GROUPS if parts[group].get("required")])
+        parts[group] = object_schema(features, needed, ignored_names(rules["ignored"], group))
+    parts["sequences"] = object_schema(sequences, [], ignored_names(rules["ignored"], "sequence"))
+    return object_schema(parts, [group for group in GROUPS if parts[group].get("required")])
 
 
 def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
@@ -476,7 +473,7 @@ def feature_schema(rule: Mapping[str, Any]) -> dict[str, Any]:
     if rule["rows"]:
         about = {"description": "the row of an embedding table"}
         kinds.append(
-            _object({"id": {"type": "integer", "minimum": 0, "maximum": rule["rows"] - 1, **about}}, [], ["id"])
+            object_schema({"id": {"type": "integer", "minimum": 0, "maximum": rule["rows"] - 1, **about}}, ["id"])
         )
     return {"anyOf": kinds}
 
@@ -505,7 +502,7 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
     features = {name: feature_schema(of) for name, of in rule["features"].items()}
     needed = [name for name, of in rule["features"].items() if _is_needed(of)]
     lists = {name: {"type": "array", "items": features.get(name, {})} for name in (*features, *rule["ignored"])}
-    columns = _object(lists, [], [])
+    columns = object_schema(lists, [])
     if needed:  # without any column there are no events
         columns["dependentRequired"] = dict.fromkeys(lists, needed)
     kept = f"the last {rule['max_length']} are used"
@@ -513,7 +510,7 @@ def _sequence(rule: Mapping[str, Any]) -> dict[str, Any]:
         "anyOf": [
             {
                 "type": "array",
-                "items": _object(features, rule["ignored"], needed),
+                "items": object_schema(features, needed, rule["ignored"]),
                 "description": f"oldest first; {kept}",
             },
             {**columns, "description": f"one column per feature, all of the same length; {kept}"},
@@ -526,6 +523,9 @@ def _is_needed(rule: Mapping[str, Any]) -> bool:
     return rule["kind"] == "dense" and rule["missing"] is None
 
 
-def _object(properties: Mapping[str, Any], ignored: list[str], required: list[str]) -> dict[str, Any]:
+def object_schema(
+    properties: Mapping[str, Any], required: Sequence[str], ignored: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the schema of an object that has no other properties; ignored ones may have any value."""
     content = {"type": "object", "properties": {**properties, **{name: {} for name in ignored}}}
     return {**content, "additionalProperties": False, **({"required": required} if required else {})}

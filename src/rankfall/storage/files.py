@@ -74,20 +74,6 @@ class Leftover:
 
 
 @contextmanager
-def held_file(path: Path) -> Iterator[Path]:
-    """Create an empty temporary file beside `path` and hold it. It is deleted at the end, unless it was renamed."""
-    with _held(path.parent, path.name, TEMPORARY) as temporary:
-        yield temporary
-
-
-@contextmanager
-def held_directory(parent: Path, name: str) -> Iterator[Path]:
-    """Create a temporary directory and hold it. It is deleted at the end, unless it was renamed."""
-    with _held(parent, name, UNFINISHED) as directory:
-        yield directory
-
-
-@contextmanager
 def set_aside(path: Path, kind: str) -> Iterator[Path]:
     """Give a directory a temporary name and hold it. It is deleted at the end, unless it was renamed."""
     aside = _temporary_name(path.parent, path.name, kind)
@@ -102,7 +88,8 @@ def set_aside(path: Path, kind: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(parent: Path, name: str, kind: str) -> Iterator[Path]:
+def held(parent: Path, name: str, kind: str) -> Iterator[Path]:
+    """Create an empty temporary file or directory and hold it. It is deleted at the end, unless it was renamed."""
     path, handle = _create(parent, name, kind)
     try:
         yield path
@@ -197,7 +184,11 @@ def clean_tree(directory: Path, *, dry_run: bool = False) -> Iterator[Leftover |
     Yields:
         Each leftover after it was removed or restored, or the error that prevented it.
     """
-    for place, names, _ in os.walk(directory, onerror=_raise):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, names, _ in os.walk(directory, onerror=fail):
         names.sort()
         for path, match in _temporary_names(Path(place)):
             try:
@@ -206,10 +197,6 @@ def clean_tree(directory: Path, *, dry_run: bool = False) -> Iterator[Leftover |
                 yield error
             if path.name in names:
                 names.remove(path.name)  # what is left of it belongs to a living process
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _temporary_names(directory: Path) -> list[tuple[Path, re.Match[str]]]:
@@ -303,7 +290,7 @@ def new_content(path: Path) -> Iterator[Path]:
         return
     path = _without_links(path) if path.is_symlink() else path
     sweep(path.parent, path.name)
-    with held_file(path) as temporary:
+    with held(path.parent, path.name, TEMPORARY) as temporary:
         yield temporary
         _disk.sync(temporary)
         _disk.rename(temporary, path)
@@ -330,7 +317,7 @@ def _without_links(path: Path) -> Path:
 def replace_link(path: Path, target: str) -> None:
     """Let a symbolic link point to a target, atomically."""
     sweep(path.parent, path.name)
-    with held_directory(path.parent, path.name) as directory:
+    with held(path.parent, path.name, UNFINISHED) as directory:
         _disk.make_link(directory / path.name, target)
         _disk.rename(directory / path.name, path)
     _disk.sync(path.parent)
@@ -411,9 +398,11 @@ def fresh_directory(out: Path, is_ours: Callable[[Path], bool], *, force: bool =
         sweep(out.parent, out.name)  # this may also restore `out`
     _check_replaceable(out, is_ours, force)
     _disk.make_directory(out.parent)
-    with held_directory(out.parent, out.name) as directory:
+    with held(out.parent, out.name, UNFINISHED) as directory:
         yield directory
-        _make_readable(directory)
+        mask = os.umask(0)
+        os.umask(mask)
+        directory.chmod(0o777 & ~mask)  # of an ordinary directory; only its owner could read it so far
         for path in (*directory.rglob("*"), directory):
             _disk.sync(path)
         _check_replaceable(out, is_ours, force)  # another process may have finished in the meantime
@@ -455,13 +444,6 @@ def _put(directory: Path, out: Path) -> None:
     _disk.sync(out.parent)
 
 
-def _make_readable(directory: Path) -> None:
-    """Give a temporary directory, which only its owner can read, the permissions of an ordinary one."""
-    mask = os.umask(0)
-    os.umask(mask)
-    directory.chmod(0o777 & ~mask)
-
-
 @contextmanager
 def scratch_directory(name: str, inside: Path | None = None) -> Iterator[Path]:
     """Yield a temporary directory that is deleted at the end.
@@ -472,7 +454,7 @@ def scratch_directory(name: str, inside: Path | None = None) -> Iterator[Path]:
     """
     place = Path(tempfile.gettempdir()) if inside is None else inside
     sweep(place, name)
-    with held_directory(place, name) as directory:
+    with held(place, name, UNFINISHED) as directory:
         yield directory
 
 

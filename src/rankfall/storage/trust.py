@@ -63,24 +63,20 @@ def stored_code(where: str | Path, *, trust: bool = False) -> Generator[None]:
             writes there would overwrite.
     """
     stored = _Stored(str(where), trust or is_trusted())
-    _check_kinds(Path(where), stored.trust)
+    for place, _, names in os.walk(where):
+        for file in (Path(place, name) for name in names):
+            if file.exists() and not file.is_file():
+                raise UntrustedError(f"path: {file} is not a file: remove it")
+            if not stored.trust and file.is_symlink() and not file.resolve().is_relative_to(Path(where).resolve()):
+                raise UntrustedError(
+                    f"path: {file} is a link to {file.resolve()}, a file outside of {where} that a command could "
+                    "overwrite; remove the link, or allow it with --trust (trust=True in Python)"
+                )
     token = _STORED.set(stored)
     try:
         yield
     finally:
         _STORED.reset(token)
-
-
-def _check_kinds(directory: Path, trust: bool) -> None:
-    for place, _, names in os.walk(directory):
-        for file in (Path(place, name) for name in names):
-            if file.exists() and not file.is_file():
-                raise UntrustedError(f"path: {file} is not a file: remove it")
-            if not trust and file.is_symlink() and not file.resolve().is_relative_to(directory.resolve()):
-                raise UntrustedError(
-                    f"path: {file} is a link to {file.resolve()}, a file outside of {directory} that a command could "
-                    "overwrite; remove the link, or allow it with --trust (trust=True in Python)"
-                )
 
 
 def is_trusted() -> bool:
@@ -101,9 +97,14 @@ def check_import(reference: str, file: str | Path | None, digest: str | None = N
         UntrustedError: If the file is not trusted.
     """
     stored = _STORED.get()
-    if stored is None or stored.trust or (file is not None and _is_known(Path(file), digest)):
+    if stored is None or stored.trust:
         return
-    what = "a module without a source file" if file is None else f"{file} (sha256 {_short(file)})"
+    what = "a module without a source file"
+    if file is not None:
+        found = checksum(Path(file)) if Path(file).is_file() else None
+        if found is not None and (digest or found) in _known().get(str(Path(file).resolve()), ()):
+            return
+        what = f"{file} (sha256 {'unknown' if found is None else found[:12]})"
     raise UntrustedError(
         f"{reference!r} is code that {stored.where} names: loading it would run {what}, and you have not trained with "
         "this file as it is now. Read the file, then allow it with --trust (trust=True in Python); if the command "
@@ -155,13 +156,3 @@ def _known() -> dict[str, list[str]]:
     except (OSError, ValueError):  # a record that cannot be read trusts nothing
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _is_known(file: Path, digest: str | None) -> bool:
-    if not file.is_file():
-        return False
-    return (digest or checksum(file)) in _known().get(str(file.resolve()), ())
-
-
-def _short(file: str | Path) -> str:
-    return checksum(Path(file))[:12] if Path(file).is_file() else "unknown"

@@ -50,8 +50,7 @@ def numbers(*given: int) -> EncodedRequests:
 
 def ask(bundle: Doubling, *given: int) -> PendingCall:
     served = cast("ServedBundle", SimpleNamespace(model="m", bundle=bundle))
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    return PendingCall(served, len(given), monotonic() + WAIT, future, batch=numbers(*given))
+    return PendingCall(served=served, batch=numbers(*given), deadline=monotonic() + WAIT)
 
 
 def answers(bundle: Doubling, calls: list[tuple[int, ...]], *, threads: int, batch: int = 32) -> list[list[Any]]:

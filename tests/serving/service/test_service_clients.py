@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from rankfall.commands import serve as command
 from rankfall.serving.service import http_io as json_bodies
-from rankfall.serving.service import rank_routes, run_service
+from rankfall.serving.service import routes, run_service
 from rankfall.serving.service import settings as limits
 from rankfall.serving.service.settings import MOST_LINES, SECONDS, LimitedHandler, LineFormatter, logging_settings
 from support.bundles import platform_bundle
@@ -231,7 +231,7 @@ class Reading:
                 assert self.opened.wait(PATIENCE)
             return parse(body, max_names=max_names)
 
-        monkeypatch.setattr(rank_routes, "parse_json", parse_json)
+        monkeypatch.setattr(routes, "parse_json", parse_json)
 
 
 def large(**content: Any) -> bytes:

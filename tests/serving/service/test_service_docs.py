@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rankfall.serving.request_encoder import request_schema
-from rankfall.serving.service.info_routes import docs_example
+from rankfall.serving.service.docs_page import docs_example
 from support.bundles import platform_bundle
 from support.services import Running, requests, running
 

@@ -158,14 +158,14 @@ def test_two_simultaneous_signals_stop_at_once() -> None:
 
 ENDLESS = """
 import itertools
-from rankfall.serving.service import rank_routes
+from rankfall.serving.service import routes
 from rankfall.serving.service import settings as limits
 limits.EXIT_SECONDS = 1
 def parse_json(body, *, max_names):
     print("parsing", flush=True)
     for _ in itertools.count():  # as a computation that nobody can interrupt
         pass
-rank_routes.parse_json = parse_json
+routes.parse_json = parse_json
 """
 
 

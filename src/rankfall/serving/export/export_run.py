@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from rankfall.cascade import Stage
-    from rankfall.serving.export.measure_bundle import RequestSample, RunFigure
     from rankfall.serving.export.write_bundle import OnStep
 
 
@@ -137,12 +136,20 @@ def export_run(
             the index does not reach the recall.
     """
     with stored_code(run, trust=trust):
-        config = _cascade_config(run)
+        # a directory of runs, such as that of a demo, may have a configuration of its own
+        if not (run / CHECKPOINTS).is_dir():
+            places = [of.parent for depth in ("*/", "*/*/", "*/*/*/") for of in run.glob(depth + CHECKPOINTS)]
+            if below := sorted(path for path in places if (path / CONFIG).is_file()):
+                raise RankfallError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
+        config = read_config_as(CascadeConfig, run)
         log = ImpressionLog.load(data or config.data.path)
         days = config.data.days("test") or config.data.days("valid")
         checkpoint = run / CHECKPOINTS / "best.safetensors"
         verify_run(run, f"{CHECKPOINTS}/{checkpoint.name}")
-        trained = Trained(run, config, checkpoint, log, days, _metrics(run))
+        verify_run(run, RESULT)
+        files = {"test": "evaluation.json", "valid": "evaluation-valid.json", "training": RESULT}
+        metrics = {name: read_json(run / file) for name, file in files.items() if (run / file).is_file()}
+        trained = Trained(run, config, checkpoint, log, days, metrics)
         exported = export_trained(trained, out, options, on_step=on_step)
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
@@ -160,9 +167,15 @@ def export_trained(
     with own_code(trained.config):
         log = trained.log
         on_step("reading the checkpoint", 0, None)
-        stages = with_quotas(_stages(trained.checkpoint, options.stage), options.quotas)
+        if not trained.checkpoint.is_file():
+            raise RankfallError(f"{trained.checkpoint} does not exist: the training run has not finished an epoch yet")
+        if options.stage is not None:
+            stages = [Cascade.load_stage(trained.checkpoint, options.stage)]
+        else:
+            stages = Cascade.load(trained.checkpoint).eval().stages
+        stages = with_quotas(stages, options.quotas)
         inputs = list(dict.fromkeys(name for one in stages for name in inputs_of(one)))
-        notes = _check_logs(trained.run, inputs, [log, *_log_of(options.items)])
+        notes = _check_logs(trained.run, inputs, log, options.items)
         features = described(stages[0]).features
         of_items = [name for name in inputs if name.startswith("item.")]
         of_requests = [name for name in inputs if not name.startswith("item.")]
@@ -193,6 +206,14 @@ def export_trained(
         }
         if options.quotas:
             about["run_quotas"] = {stage.name: stage.quota for stage in trained.config.stages}
+        figure = None  # of the run, if it was evaluated with the stages and quotas of the bundle
+        if [(one.name, one.quota) for one in stages] == [(one.name, one.quota) for one in trained.config.stages]:
+            length = trained.config.data.length
+            figure = run_figure(
+                trained.metrics,
+                best_is_recall=trained.config.training.metric == JOINT,
+                list_length=None if length == "all" else float(sample.length if length is None else length),
+            )
         source = BundleSource(
             stages,
             table,
@@ -200,7 +221,7 @@ def export_trained(
             request_vocabularies(encoding, rules),
             sample,
             about,
-            _run_figure(trained, stages, sample),
+            figure,
             _components(trained),
         )
         if not has_index(stages[0], 0):
@@ -227,40 +248,6 @@ def _components(trained: Trained) -> list[dict[str, str]]:
     ]
 
 
-def _run_figure(trained: Trained, stages: Sequence[Stage], sample: RequestSample) -> RunFigure | None:
-    """Return the joint recall of the run, if it was evaluated with the stages and quotas of the bundle."""
-    config = trained.config
-    if [(stage.name, stage.quota) for stage in stages] != [(stage.name, stage.quota) for stage in config.stages]:
-        return None
-    length = sample.length if config.data.length is None else config.data.length
-    return run_figure(
-        trained.metrics,
-        best_is_recall=config.training.metric == JOINT,
-        list_length=None if length == "all" else float(length),
-    )
-
-
-def _cascade_config(run: Path) -> CascadeConfig:
-    # a directory of runs, such as that of a demo, may have a configuration of its own
-    if not (run / CHECKPOINTS).is_dir() and (below := _runs_below(run)):
-        raise RankfallError(f"{run} is not a run directory; the runs below it are {', '.join(map(str, below))}")
-    return read_config_as(CascadeConfig, run)
-
-
-def _runs_below(directory: Path) -> list[Path]:
-    """Return the run directories up to three levels below."""
-    found = (checkpoints.parent for depth in (1, 2, 3) for checkpoints in directory.glob("*/" * depth + CHECKPOINTS))
-    return sorted(path for path in found if (path / CONFIG).is_file())
-
-
-def _stages(checkpoint: Path, name: str | None) -> list[Stage]:
-    if not checkpoint.is_file():
-        raise RankfallError(f"{checkpoint} does not exist: the training run has not finished an epoch yet")
-    if name is not None:
-        return [Cascade.load_stage(checkpoint, name)]
-    return Cascade.load(checkpoint).eval().stages
-
-
 def with_quotas(stages: Sequence[Stage], quotas: Mapping[str, int]) -> list[Stage]:
     """Return stages that keep other numbers of items.
 
@@ -284,36 +271,27 @@ def with_quotas(stages: Sequence[Stage], quotas: Mapping[str, int]) -> list[Stag
     return changed
 
 
-def _log_of(items: Path | None) -> list[ImpressionLog]:
-    """Return the prepared log that the items come from, if any."""
-    if items is None:
-        return []
-    path = items.parent if items.name == "items.arrow" else items
-    return [ImpressionLog.load(path)] if is_log(path) else []
+def _check_logs(run: Path, inputs: Sequence[str], log: ImpressionLog, items: Path | None) -> list[str]:
+    """Refuse logs that encode values differently than the log of the training run; return warnings.
 
-
-def _check_logs(run: Path, inputs: Sequence[str], logs: Sequence[ImpressionLog]) -> list[str]:
-    """Refuse logs that encode values differently than the log of the training run; return warnings."""
+    Args:
+        run: The run directory.
+        inputs: The inputs of the models.
+        log: The log.
+        items: Where the items come from: a file, or another prepared log.
+    """
     verify_run(run, LOG)
     try:
         trained = read_json(run / LOG)
     except FileNotFoundError:
         return [f"{run} has no {LOG}, so it is unknown whether the ids of its log are those of the training run"]
-    used = {address for name in inputs for address in _addresses(name)}
+    logs = [log]
+    if items is not None and is_log(path := items.parent if items.name == "items.arrow" else items):
+        logs.append(ImpressionLog.load(path))
+    used = set()  # sequence.history.video has the ids of item.video
+    for group, first, *feature in (name.split(".") for name in inputs):
+        used.update([f"{group}.{first}", *(f"item.{one}" for one in feature)])
     return list(dict.fromkeys(note for log in logs for note in check_compatible(trained, log, used=used)))
-
-
-def _addresses(name: str) -> list[str]:
-    """Return the features of an input: ``sequence.history.video`` has the ids of ``item.video``."""
-    group, first, *feature = name.split(".")
-    return [f"{group}.{first}", *(f"item.{one}" for one in feature)]
-
-
-def _metrics(run: Path) -> dict[str, Any]:
-    """Return the metrics of the best weights of a run."""
-    files = (("test", "evaluation.json"), ("valid", "evaluation-valid.json"), ("training", RESULT))
-    verify_run(run, RESULT)
-    return {name: read_json(run / file) for name, file in files if (run / file).is_file()}
 
 
 def recall_notes(stage: Mapping[str, Any]) -> list[str]:

@@ -63,7 +63,14 @@ def display_columns(
         ValueError: There is no such attribute, or its values cannot be shown. The message lists all such attributes.
     """
     if names is None:
-        names = _default_names(source, log)
+        names = []  # the first categorical features whose values are known, without the id of the item
+        for name, config in log.spec.features.item.items():
+            column = column_of(log.spec, name, config)
+            is_decodable = isinstance(config, Categorical) and config.hash_bucket_size is None
+            is_present = f"item.{name}" in source.column_names or column in source.column_names
+            if is_decodable and is_present and column != log.spec.item:
+                names.append(name)
+        names = names[:BY_DEFAULT]
     encoding = Encoding.of_log(log)
     columns: dict[str, pa.Array] = {}
     problems: list[str] = []
@@ -75,18 +82,6 @@ def display_columns(
     if problems:
         raise RankfallError("\n".join(problems))
     return columns
-
-
-def _default_names(source: pa.Table, log: ImpressionLog) -> list[str]:
-    """Return the first categorical features whose values are known, without the id of the item."""
-    found = []
-    for name, config in log.spec.features.item.items():
-        column = column_of(log.spec, name, config)
-        is_decodable = isinstance(config, Categorical) and config.hash_bucket_size is None
-        is_present = f"item.{name}" in source.column_names or column in source.column_names
-        if is_decodable and is_present and column != log.spec.item:
-            found.append(name)
-    return found[:BY_DEFAULT]
 
 
 def _column(source: pa.Table, log: ImpressionLog, encoding: Encoding, name: str) -> pa.Array:
@@ -178,7 +173,12 @@ class ItemTable:
 
     def table(self) -> pa.Table:
         """Return the table as stored in a bundle."""
-        columns = {name: _array(values) for name, values in self.features.items()}
+        columns = {
+            name: pa.array(values)
+            if values.ndim == 1
+            else pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+            for name, values in self.features.items()
+        }
         display = {f"{DISPLAY}{name}": values for name, values in self.display.items()}
         return pa.table({"id": self.lookup.values, **columns, **display, **self.lookup.columns()})
 
@@ -222,7 +222,14 @@ def load_items(
     prepared = [f"item.{feature.name}" for feature in wanted]
     if "item" in source.column_names and all(name in source.column_names for name in prepared):
         ids = source["id"] if "id" in source.column_names else source["item"]
-        values = {name: _numbers(source[name], where, name) for name in prepared}
+        values = {}
+        for name in prepared:
+            array = _one_array(source[name])
+            kind = array.type.value_type if pa.types.is_fixed_size_list(array.type) else array.type
+            if array.null_count or kind not in (pa.int32(), pa.float32()):
+                found = f"{array.type} with {array.null_count} nulls"
+                raise RankfallError(f"items: {where}: {name} is {found}, expected int32 or float32")
+            values[name] = numbers(array)
     else:
         ids, values = _encode_columns(source, log, wanted, where)
     lookup = Lookup.of(plain_values(_one_array(ids)), name=f"items: {where}")
@@ -326,24 +333,8 @@ def _limit_to_model(values: dict[str, NDArray[Any]], feature: Feature, where: Pa
     return f"{int(unknown.sum()):,} items have a value of {name} that the model has no row for; it counts as unseen"
 
 
-def _numbers(column: pa.ChunkedArray, where: Path, name: str) -> NDArray[Any]:
-    array = _one_array(column)
-    kind = array.type.value_type if pa.types.is_fixed_size_list(array.type) else array.type
-    if array.null_count or kind not in (pa.int32(), pa.float32()):
-        raise RankfallError(
-            f"items: {where}: {name} is {array.type} with {array.null_count} nulls, expected int32 or float32"
-        )
-    return numbers(array)
-
-
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _array(values: NDArray[Any]) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
 def raw_requests(

@@ -100,7 +100,20 @@ def measure_bundle(
     places = np.unique(reactions.request[reactions.share > 0])
     if "index" not in bundle.manifest["stages"][0]:
         places = places[: max(_LEAST, _SCORED // len(bundle.items))]
-    left = _left(bundle, sample, reactions, places, on_requests)
+    # the share of the ground truth of each request that is left after each stage (R, T)
+    left = np.zeros((len(places), len(bundle.stages)))
+    requests = sample.requests.without_candidates()
+    first, last = (np.searchsorted(reactions.request, places, side=side) for side in ("left", "right"))
+    for start in range(0, len(places), _BATCH):
+        some = places[start : start + _BATCH]
+        for at, ranking in enumerate(bundle.run(requests.take(some), explain=True).rankings, start):
+            known = slice(first[at], last[at])
+            share, ids = reactions.share[known], reactions.ids[known].to_pylist()
+            assert ranking.stages is not None  # asked for
+            for stage, trace in enumerate(ranking.stages):
+                kept = set(trace.ids[: trace.kept])
+                left[at, stage] = share[[one in kept for one in ids]].sum() / share.sum()
+        on_requests(min(start + _BATCH, len(places)), len(places))
     counted = np.isin(reactions.request, places) & (reactions.share > 0)
     ranked = torch.full((len(places),), len(bundle.items))
     users = None if sample.users is None else user_numbers(torch.from_numpy(sample.users[places]))
@@ -116,30 +129,6 @@ def measure_bundle(
         resampled="requests" if users is None else "users",
         not_exported=int((reactions.row[counted] < 0).sum()),
     )
-
-
-def _left(
-    bundle: Bundle,
-    sample: RequestSample,
-    reactions: Reactions,
-    places: NDArray[np.int64],
-    on_requests: Callable[[int, int], None],
-) -> NDArray[np.float64]:
-    """Return the share of the ground truth of each request that is left after each stage ``(R, T)``."""
-    left = np.zeros((len(places), len(bundle.stages)))
-    requests = sample.requests.without_candidates()
-    first, last = (np.searchsorted(reactions.request, places, side=side) for side in ("left", "right"))
-    for start in range(0, len(places), _BATCH):
-        some = places[start : start + _BATCH]
-        for at, ranking in enumerate(bundle.run(requests.take(some), explain=True).rankings, start):
-            known = slice(first[at], last[at])
-            share, ids = reactions.share[known], reactions.ids[known].to_pylist()
-            assert ranking.stages is not None  # asked for
-            for stage, trace in enumerate(ranking.stages):
-                kept = set(trace.ids[: trace.kept])
-                left[at, stage] = share[[one in kept for one in ids]].sum() / share.sum()
-        on_requests(min(start + _BATCH, len(places)), len(places))
-    return left
 
 
 def run_figure(metrics: Mapping[str, Any], *, best_is_recall: bool, list_length: float | None) -> RunFigure | None:
@@ -187,14 +176,12 @@ class Reactions:
     def join(cls, parts: Sequence[Reactions], counts: Sequence[int]) -> Reactions:
         """Concatenate the reactions to samples of `counts` requests."""
         starts = np.cumsum([0, *counts])
-        return cls(
-            np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)]),
-            np.concatenate([part.row for part in parts]),
-            pa.concat_arrays([part.ids for part in parts]),
-            np.concatenate([part.share for part in parts]),
-            np.concatenate([part.relevance for part in parts]),
-            {name: np.concatenate([part.feedback[name] for part in parts]) for name in parts[0].feedback},
+        request = np.concatenate([part.request + start for part, start in zip(parts, starts, strict=False)])
+        row, share, relevance = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "share", "relevance")
         )
+        feedback = {name: np.concatenate([part.feedback[name] for part in parts]) for name in parts[0].feedback}
+        return cls(request, row, pa.concat_arrays([part.ids for part in parts]), share, relevance, feedback)
 
 
 class RequestSample(NamedTuple):
@@ -254,7 +241,9 @@ def sample_requests(
         )
     numbers, ids = ids_of(log)
     rows_of = items.lookup.find(ids) if items.lookup.values.type == ids.type else np.full(len(ids), NO_ITEM)
-    parts: list[tuple[RequestSample, LoggedItems]] = []
+    samples: list[RequestSample] = []
+    logged: list[LoggedItems] = []
+    reactions: list[Reactions] = []
     user, users = user_feature(log.spec), []
     for day in chosen:
         each = -(-count // len(chosen))
@@ -263,26 +252,22 @@ def sample_requests(
         places = np.searchsorted(numbers, impressions.item.numpy().clip(numbers[0]))
         rows = rows_of[places]
         sample, logged_items = _convert(impressions, rows, features, inputs, k)
-        reactions = _reactions(impressions, rows, ids, places, relevant)
-        parts.append((sample._replace(reactions=reactions), logged_items))
+        samples.append(sample)
+        logged.append(logged_items)
+        reactions.append(_reactions(impressions, rows, ids, places, relevant))
         if user is not None:
             users.append(impressions.user[user].long().numpy())
-    samples = [sample for sample, _ in parts]
     counts = [len(sample.requests) for sample in samples]
-    logged = [of for _, of in parts]
     joined = RequestSample(
         EncodedRequests.join([sample.requests for sample in samples]),
         np.concatenate([sample.times for sample in samples]),
-        Reactions.join([sample.reactions for sample in samples if sample.reactions is not None], counts),
+        Reactions.join(reactions, counts),
         float(np.average([sample.length for sample in samples], weights=counts)),
         np.concatenate(users) if users else None,
     )
-    return joined, LoggedItems(
-        np.concatenate([of.rows for of in logged]),
-        np.concatenate([of.items for of in logged]),
-        np.concatenate([of.times for of in logged]),
-        {name: np.concatenate([of.features[name] for of in logged]) for name in logged[0].features},
-    )
+    rows, numbers, times = (np.concatenate([of[field] for of in logged]) for field in range(3))
+    of_items = {name: np.concatenate([of.features[name] for of in logged]) for name in logged[0].features}
+    return joined, LoggedItems(rows, numbers, times, of_items)
 
 
 def _convert(

@@ -65,10 +65,15 @@ def explain_export_error(error: BaseException, model: ModelDescription, trace: C
         model: The model.
         trace: Returns the traced program of the model, whose nodes know the lines that they come from.
     """
-    chain = list(_chain(error))
+    chain: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None:
+        chain.append(one)
+        one = one.__cause__ or one.__context__
     name, file = short_name(model.config["kind"]), (model.source or {}).get("file", "")
-    operation = next((op for one in chain if (op := _operation(str(one)))), None)
-    if operation is not None and any("No ONNX function" in str(one) for one in chain):
+    found = next((found for one in chain if (found := _OPERATION.search(str(one)))), None)
+    if found is not None and any("No ONNX function" in str(one) for one in chain):
+        operation = found[1] or found[2]
         return f"{name} cannot be exported: it uses {operation}{_at(_line_of(operation, trace, file))}. {_ADVICE}"
     root = next((one for one in reversed(chain) if type(one).__module__.startswith("torch.fx")), chain[-1])
     at = _at(_last_line(str(root), file))
@@ -76,18 +81,6 @@ def explain_export_error(error: BaseException, model: ModelDescription, trace: C
         return f"{name} cannot be exported{at}: {_DATA_DEPENDENT}"
     first = (str(root).strip() or type(root).__name__).splitlines()[0]
     return f"{name} cannot be exported{at}: {type(root).__name__}: {first}"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    one: BaseException | None = error
-    while one is not None:
-        yield one
-        one = one.__cause__ or one.__context__
-
-
-def _operation(text: str) -> str | None:
-    found = _OPERATION.search(text)
-    return found and (found[1] or found[2])
 
 
 def _line_of(operation: str, trace: Callable[[], Any], file: str) -> str | None:
@@ -156,7 +149,12 @@ def write_graph(stage: Stage, path: Path, *, of_users: bool = False) -> None:
     """
     names = inputs_of(stage, of_users=of_users)
     example = _example(described(stage).features)
-    served = _Served(_with_served_attention(stage.model), names, of_users).eval()
+    model, pools = stage.model, [one for one in stage.model.modules() if isinstance(one, AttentionPooling)]
+    if type(model) is DIN and all(isinstance(pool.activation, nn.ReLU) for pool in pools):
+        model = copy.copy(model)  # which shares all weights
+        attention = nn.ModuleList(_ServedAttention(pool) for pool in pools)
+        model._modules = {**stage.model._modules, "attention": attention}
+    served = _Served(model, names, of_users).eval()
     inputs = tuple(example[name] for name in names)
     try:
         with _quiet():
@@ -179,7 +177,18 @@ def write_graph(stage: Stage, path: Path, *, of_users: bool = False) -> None:
 
         raise RankfallError(f"{stage.name}: {explain_export_error(error, described(stage), trace)}") from error
     assert program is not None  # of the exporter that was asked for
-    _save(_without_origin(program.model_proto), path)
+    proto = program.model_proto
+    parts: list[Any] = [proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output]
+    for part in (*parts, *proto.graph.value_info, *proto.graph.initializer):
+        part.ClearField("metadata_props")  # the lines of code that nodes come from, which name directories
+        part.ClearField("doc_string")
+    make_directory(path.parent)
+    if proto.ByteSize() < _LARGEST_FILE:
+        with open_new(path) as file:
+            onnx.save(proto, file)
+    else:
+        onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}{DATA}")
+    onnx.checker.check_model(path)
 
 
 def widths_of(stage: Stage) -> tuple[int, int]:
@@ -248,19 +257,15 @@ def as_batch(tensors: Mapping[str, Tensor], seen: list[str] | None = None, *, ma
             masks[sequence] = tensor
         else:
             sequences.setdefault(sequence, _Named(f"sequence.{sequence}.", seen))[feature] = tensor
+    first = next(iter(dict.values(parts["item"])), None)  # reads no input
     return SimpleNamespace(
         user=parts["user"],
         context=parts["context"],
         items=parts["item"],
         sequences=sequences,
         sequence_mask=masks,
-        mask=_all_real(parts["item"]) if mask else None,
+        mask=torch.ones(first.shape[:2], dtype=torch.bool) if mask and first is not None else None,
     )
-
-
-def _all_real(items: Mapping[str, Tensor]) -> Tensor | None:
-    first = next(iter(dict.values(items)), None)  # type: ignore[arg-type]  # reads no input
-    return None if first is None else torch.ones(first.shape[:2], dtype=torch.bool)
 
 
 class _Named(dict[str, Tensor]):
@@ -345,15 +350,6 @@ class _ServedAttention(nn.Module):
         return weights @ events
 
 
-def _with_served_attention(model: nn.Module) -> nn.Module:
-    pools = [pool for pool in model.modules() if isinstance(pool, AttentionPooling)]
-    if type(model) is not DIN or not all(isinstance(pool.activation, nn.ReLU) for pool in pools):
-        return model
-    served = copy.copy(model)  # which shares all weights
-    served._modules = {**model._modules, "attention": nn.ModuleList(_ServedAttention(pool) for pool in pools)}
-    return served
-
-
 # --- files --------------------------------------------------------------------------------------------------------
 
 
@@ -368,25 +364,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _without_origin(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Without the lines of code that nodes come from, which name directories of this machine."""
-    parts: list[Any] = [proto, proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output]
-    for part in (*parts, *proto.graph.value_info, *proto.graph.initializer):
-        part.ClearField("metadata_props")
-        part.ClearField("doc_string")
-    return proto
-
-
-def _save(proto: onnx.ModelProto, path: Path) -> None:
-    make_directory(path.parent)
-    if proto.ByteSize() < _LARGEST_FILE:
-        with open_new(path) as file:
-            onnx.save(proto, file)
-    else:
-        onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}{DATA}")
-    onnx.checker.check_model(path)
 
 
 EXACT_BELOW = 100_000  # items, all of which are searched in milliseconds
@@ -568,7 +545,8 @@ def request_rules(encoding: Encoding, features: Features, inputs: Collection[str
         if not any(name.startswith(f"sequence.{sequence.name}.") for name in inputs):
             rules["ignored"].append(f"sequence.{sequence.name}")
             continue
-        item = next((name for name in sequence.features if _is_item(encoding, name)), None)
+        spec, of_items = encoding.spec, encoding.spec.features.item
+        item = next((name for name in sequence.features if column_of(spec, name, of_items[name]) == spec.item), None)
         rules["sequences"][sequence.name] = {
             **({} if item is None else {"item": item}),
             "max_length": sequence.max_length,
@@ -576,11 +554,6 @@ def request_rules(encoding: Encoding, features: Features, inputs: Collection[str
             "ignored": [feature.name for feature in features.of("item") if feature.name not in sequence.features],
         }
     return rules
-
-
-def _is_item(encoding: Encoding, name: str) -> bool:
-    """Return whether a feature of items is their id."""
-    return column_of(encoding.spec, name, encoding.spec.features.item[name]) == encoding.spec.item
 
 
 def feature_rule(encoding: Encoding, feature: Feature) -> Rule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import faiss
@@ -36,6 +37,7 @@ from rankfall.serving.bundle_files import (
 from rankfall.serving.export.item_table import known_reactions, raw_requests
 from rankfall.serving.export.measure_bundle import measure_bundle
 from rankfall.serving.export.onnx_graphs import (
+    EXACT_BELOW,
     as_batch,
     described,
     exact_search,
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.cascade import Stage
-    from rankfall.models.build import ModelDescription
     from rankfall.serving.export.item_table import ItemTable
     from rankfall.serving.export.measure_bundle import RequestSample, RunFigure
     from rankfall.serving.export.onnx_graphs import Rules
@@ -123,44 +124,43 @@ def check(
     Raises:
         DifferenceError: Scores or kept items differ by more than the tolerance.
     """
-    models = _Models(stages, items)
     agreement = Agreement()
     for start in range(0, len(requests), _AT_ONCE):
         part = requests.take(range(start, min(start + _AT_ONCE, len(requests))))
-        _compare_scores(bundle, models, part, agreement)
-        _compare_funnels(bundle, models, part, agreement)
+        _compare_scores(bundle, stages, items, part, agreement)
+        same = _compare_stages(stages, items, part, [padded(part.candidates), *_kept(bundle, part)])
+        agreement.same_with_candidates += int(same.sum())
         first = part.take(range(min(len(part), max(0, open_requests - start))))
         if len(first):
-            _compare_open(bundle, models, first, vectors, agreement)
+            _compare_open(bundle, stages, items, first.without_candidates(), vectors, agreement)
         on_requests(start + len(part))
     if not agreement.scores:
         raise DifferenceError("items: none of those of the log's impressions is among them, so nothing can be compared")
     return asdict(agreement)
 
 
-class _Models:
-    """The PyTorch models, applied to the items of the bundle."""
-
-    def __init__(self, stages: Sequence[Stage], items: ItemTable) -> None:
-        self.stages = stages
-        self._features = items.features
-        self.count = len(items)
-
-    @torch.no_grad()
-    def score(self, stage: Stage, requests: EncodedRequests, rows: Rows) -> NDArray[np.float32]:
-        """Return the scores of items, any number for -1."""
-        arrays = requests.arrays | {name: values[np.maximum(rows, 0)] for name, values in self._features.items()}
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        scores = stage.model(as_batch(tensors, mask=is_own(stage.model)))
-        found: NDArray[np.float32] = scores.numpy()
-        return found
+@torch.no_grad()
+def _score(stage: Stage, items: ItemTable, requests: EncodedRequests, rows: Rows) -> NDArray[np.float32]:
+    """Return PyTorch's scores of items, any number for -1."""
+    arrays = requests.arrays | {name: values[np.maximum(rows, 0)] for name, values in items.features.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    scores: NDArray[np.float32] = stage.model(as_batch(tensors, mask=is_own(stage.model))).numpy()
+    return scores
 
 
-def _compare_scores(bundle: Bundle, models: _Models, requests: EncodedRequests, agreement: Agreement) -> None:
+def _kept(bundle: Bundle, requests: EncodedRequests) -> list[Rows]:
+    """Return the items that each stage of a bundle keeps."""
+    traces = [ranking.stages or [] for ranking in bundle.run(requests, explain=True).rankings]
+    return [padded([bundle.items.rows(one.ids[: one.kept]) for one in of]) for of in zip(*traces, strict=True)]
+
+
+def _compare_scores(
+    bundle: Bundle, stages: Sequence[Stage], items: ItemTable, requests: EncodedRequests, agreement: Agreement
+) -> None:
     rows = padded(requests.candidates)
     real = rows != NO_ITEM
-    for stage, served in zip(models.stages, bundle.stages, strict=True):
-        expected, found = models.score(stage, requests, rows)[real], served.score(requests, rows)[real]
+    for stage, served in zip(stages, bundle.stages, strict=True):
+        expected, found = _score(stage, items, requests, rows)[real], served.score(requests, rows)[real]
         if not np.isfinite(expected).all():
             raise DifferenceError(f"{stage.name}: PyTorch's scores of the log's impressions are not finite")
         difference = np.abs(expected - found)
@@ -175,91 +175,76 @@ def _compare_scores(bundle: Bundle, models: _Models, requests: EncodedRequests, 
     agreement.requests += len(requests)
 
 
-def _compare_funnels(bundle: Bundle, models: _Models, requests: EncodedRequests, agreement: Agreement) -> None:
-    """Check that every stage keeps what PyTorch keeps of the same candidates."""
-    traces = [ranking.stages or [] for ranking in bundle.run(requests, explain=True).rankings]
-    same = np.ones(len(requests), np.bool_)
-    entered = padded(requests.candidates)
-    for place, stage in enumerate(models.stages):
-        kept = padded([bundle.items.rows(of[place].ids[: of[place].kept]) for of in traces])
-        same &= _compare_stage(stage, models.score(stage, requests, entered), entered, kept)
-        entered = kept
-    agreement.same_with_candidates += int(same.sum())
-
-
 def _compare_open(
     bundle: Bundle,
-    models: _Models,
+    stages: Sequence[Stage],
+    items: ItemTable,
     requests: EncodedRequests,
     vectors: NDArray[np.float32] | None,
     agreement: Agreement,
 ) -> None:
-    """Check the same for all items, of which the index may miss some of the best."""
-    requests = requests.without_candidates()
-    traces = [ranking.stages or [] for ranking in bundle.run(requests, explain=True).rankings]
-    kept = padded([bundle.items.rows(of[0].ids[: of[0].kept]) for of in traces])
-    best = _best_of_all(models, requests, vectors)
-    hits = np.array([np.isin(wanted, found).mean() for wanted, found in zip(best, kept, strict=True)])
-    same = hits == 1
+    """Check what stages keep of all items, of which the index may miss some of the best."""
+    kept, first = _kept(bundle, requests), stages[0]
+    quota = min(first.quota, len(items))
+    if vectors is not None:
+        assert isinstance(first.model, TwoTower)  # no other model has vectors
+        best = exact_search(vectors, user_vectors(first.model, requests.arrays), quota)
+    else:
+        blocks = np.array_split(np.arange(len(items)), range(_BLOCK, len(items), _BLOCK))
+        found = [_score(first, items, requests, np.broadcast_to(of, (len(requests), len(of)))) for of in blocks]
+        scores = torch.from_numpy(np.hstack(found))
+        best = rank_order(scores, torch.ones_like(scores, dtype=torch.bool))[:, :quota].numpy()
     if bundle.manifest["stages"][0].get("index", {}).get("kind", "exact") == "exact":
-        _compare_search(models, requests, best, kept)
-    entered = kept
-    for place, stage in enumerate(models.stages[1:], start=1):
-        kept = padded([bundle.items.rows(of[place].ids[: of[place].kept]) for of in traces])
-        same &= _compare_stage(stage, models.score(stage, requests, entered), entered, kept)
-        entered = kept
+        _compare_search(first, items, requests, best, kept[0])
+    hits = np.array([np.isin(wanted, found).mean() for wanted, found in zip(best, kept[0], strict=True)])
+    same = (hits == 1) & _compare_stages(stages[1:], items, requests, kept)
     share = agreement.found_by_index * agreement.open_requests + hits.sum()
     agreement.open_requests += len(requests)
     agreement.found_by_index = float(share / agreement.open_requests)
     agreement.same_without += int(same.sum())
 
 
-def _best_of_all(models: _Models, requests: EncodedRequests, vectors: NDArray[np.float32] | None) -> Rows:
-    """Return the best of all items by the first stage."""
-    stage = models.stages[0]
-    quota = min(stage.quota, models.count)
-    if vectors is not None:
-        assert isinstance(stage.model, TwoTower)  # no other model has vectors
-        return exact_search(vectors, user_vectors(stage.model, requests.arrays), quota)
-    blocks = [np.arange(start, min(start + _BLOCK, models.count)) for start in range(0, models.count, _BLOCK)]
-    found = [models.score(stage, requests, np.broadcast_to(rows, (len(requests), len(rows)))) for rows in blocks]
-    scores = torch.from_numpy(np.hstack(found))
-    best: Rows = rank_order(scores, torch.ones_like(scores, dtype=torch.bool))[:, :quota].numpy()
-    return best
-
-
-def _compare_search(models: _Models, requests: EncodedRequests, best: Rows, kept: Rows) -> None:
+def _compare_search(stage: Stage, items: ItemTable, requests: EncodedRequests, best: Rows, kept: Rows) -> None:
     """Check that an exact search finds the best items except for ties."""
-    stage = models.stages[0]
-    wanted, found = models.score(stage, requests, best), models.score(stage, requests, kept)
+    wanted, found = _score(stage, items, requests, best), _score(stage, items, requests, kept)
     threshold = wanted.min(axis=1, keepdims=True)
     missed = ~np.array([np.isin(rows, of) for rows, of in zip(best, kept, strict=True)])
     tolerance = _tolerance(threshold)
-    wrong = (missed & (wanted > threshold + tolerance)).any() or (
-        (kept != NO_ITEM) & (found < threshold - tolerance)
-    ).any()
-    if wrong or (kept != NO_ITEM).sum() != best.size:
+    is_wrong = (missed & (wanted > threshold + tolerance)).any()
+    is_wrong |= ((kept != NO_ITEM) & (found < threshold - tolerance)).any()
+    if is_wrong or (kept != NO_ITEM).sum() != best.size:
         raise DifferenceError(f"{stage.name}: the search does not find the items with the best scores")
 
 
-def _compare_stage(stage: Stage, scores: NDArray[np.float32], entered: Rows, kept: Rows) -> NDArray[np.bool_]:
-    """Return for which requests a stage kept the items with the best scores; a difference must be a tie."""
-    real = entered != NO_ITEM
-    order = np.argsort(np.where(real, -scores, np.inf), axis=1, kind="stable")[:, : stage.quota]
-    threshold = np.take_along_axis(np.where(real, scores, -np.inf), order[:, -1:], 1)
-    expected = np.zeros_like(real)
-    np.put_along_axis(expected, order, True, 1)
-    expected &= real
-    is_kept = real & np.array([np.isin(rows, of) for rows, of in zip(entered, kept, strict=True)])
-    wrong = (expected != is_kept) & (np.abs(scores - threshold) > _tolerance(scores))
-    if wrong.any():
-        request, place = (int(at) for at in np.argwhere(wrong)[0])
-        raise DifferenceError(
-            f"{stage.name}: the item in row {entered[request, place]} scores {scores[request, place]:.6g} where the "
-            f"last kept item scores {threshold[request, 0]:.6g}, but the bundle "
-            f"{'keeps' if is_kept[request, place] else 'drops'} it"
-        )
-    same: NDArray[np.bool_] = (expected == is_kept).all(axis=1)
+def _compare_stages(
+    stages: Sequence[Stage], items: ItemTable, requests: EncodedRequests, lists: Sequence[Rows]
+) -> NDArray[np.bool_]:
+    """Return for which requests all stages kept the items with the best scores; a difference must be a tie.
+
+    Args:
+        stages: The stages.
+        items: The items.
+        requests: The requests.
+        lists: The items that the first stage receives, and those that each stage keeps.
+    """
+    same = np.ones(len(requests), np.bool_)
+    for stage, (entered, kept) in zip(stages, pairwise(lists), strict=True):
+        scores, real = _score(stage, items, requests, entered), entered != NO_ITEM
+        order = np.argsort(np.where(real, -scores, np.inf), axis=1, kind="stable")[:, : stage.quota]
+        threshold = np.take_along_axis(np.where(real, scores, -np.inf), order[:, -1:], 1)
+        expected = np.zeros_like(real)
+        np.put_along_axis(expected, order, True, 1)
+        expected &= real
+        is_kept = real & np.array([np.isin(rows, of) for rows, of in zip(entered, kept, strict=True)])
+        wrong = (expected != is_kept) & (np.abs(scores - threshold) > _tolerance(scores))
+        if wrong.any():
+            request, place = (int(at) for at in np.argwhere(wrong)[0])
+            raise DifferenceError(
+                f"{stage.name}: the item in row {entered[request, place]} scores {scores[request, place]:.6g} where "
+                f"the last kept item scores {threshold[request, 0]:.6g}, but the bundle "
+                f"{'keeps' if is_kept[request, place] else 'drops'} it"
+            )
+        same &= (expected == is_kept).all(axis=1)
     return same
 
 
@@ -307,7 +292,7 @@ def write_bundle(
     recall: float = 0.99,
     examples: int = 16,
     force: bool = False,
-    exact_below: int | None = None,
+    exact_below: int = EXACT_BELOW,
     on_step: OnStep = lambda step, done, total: None,
 ) -> dict[str, Any]:
     """Write a bundle, check it and return its manifest.
@@ -323,14 +308,9 @@ def write_bundle(
     """
     with fresh_directory(out, is_bundle, force=force) as directory:
         writer = _Writer(source, directory, on_step)
-        manifest = writer.write(recall, {} if exact_below is None else {"exact_below": exact_below})
+        manifest = writer.write(recall, exact_below)
         writer.finish(manifest, examples)
     return manifest
-
-
-def served_config(model: ModelDescription) -> dict[str, Any]:
-    """Return the kind and options of a model without directories of this machine."""
-    return {**model.config, "kind": portable_name(model.config["kind"])}
 
 
 def portable_name(name: str) -> str:
@@ -348,11 +328,12 @@ class _Writer:
         self._directory = directory
         self._on_step = on_step
         self._vectors: Vectors | None = None
+        self._scratch = directory / "vectors.scratch"
 
-    def write(self, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+    def write(self, recall: float, exact_below: int) -> dict[str, Any]:
         """Write the stages, items and vocabularies; return the manifest without the checks."""
         source = self._source
-        stages = [self._stage(stage, place, recall, options) for place, stage in enumerate(source.stages)]
+        stages = [self._stage(stage, place, recall, exact_below) for place, stage in enumerate(source.stages)]
         write_table(self._directory / ITEMS, self._items())
         for table, values in source.vocabularies.items():
             lookup = Lookup.of(values, name=f"the vocabulary {table}")
@@ -376,13 +357,22 @@ class _Writer:
         write_file(self._directory / EXAMPLES, "[]\n")
         self._put(manifest)
         bundle = Bundle.load(self._directory)
-        manifest["checks"] = self._check(bundle)
-        source = self._source
-        requests = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
-        self._check_requests(bundle, requests)
+        source, requests = self._source, self._requests(CHECKED)
+        most = _OPEN if self._vectors is not None else max(1, _OPEN_SCORED // len(source.items))
+        manifest["checks"] = check(
+            bundle,
+            source.stages,
+            source.items,
+            requests,
+            vectors=self._vectors,
+            open_requests=min(_OPEN, len(requests), most),
+            on_requests=lambda done: self._on_step("comparing with PyTorch", done, len(requests)),
+        )
+        raw = raw_requests(source.sample, source.rules, source.vocabularies, max(CHECKED, examples))
+        self._check_requests(bundle, raw)
         measured = measure_bundle(bundle, source.sample, source.run, partial(self._on_step, "measuring recall"))
         manifest["measured"] = None if measured is None else measured.to_json()
-        kept = requests[:examples]
+        kept = raw[:examples]
         known = known_reactions(source.sample.reactions, len(kept))
         answered = [
             {"request": request, "ids": ranking.ids, "scores": ranking.scores, **reactions}
@@ -394,61 +384,56 @@ class _Writer:
 
     def _put(self, manifest: dict[str, Any]) -> None:
         delete(self._directory / MANIFEST, missing_ok=True)
-        if self._vectors is not None:
-            delete(self._scratch, missing_ok=True)  # the vectors stay mapped
+        delete(self._scratch, missing_ok=True)  # the vectors stay mapped
         manifest["files"] = about_files(self._directory)
         manifest[SEAL] = sealed(manifest)[SEAL]
         write_manifest(self._directory / MANIFEST, manifest)
 
     # --- stages ---
 
-    def _stage(self, stage: Stage, place: int, recall: float, options: Mapping[str, int]) -> dict[str, Any]:
+    def _stage(self, stage: Stage, place: int, recall: float, exact_below: int) -> dict[str, Any]:
         model = stage.model
         directory = self._directory / "stages" / stage.name
         make_directory(directory)
-        about = {"name": stage.name, "quota": stage.quota, "model": served_config(described(stage))}
+        config = described(stage).config
+        served = {**config, "kind": portable_name(config["kind"])}  # without directories of this machine
+        about = {"name": stage.name, "quota": stage.quota, "model": served}
         self._on_step(f"{stage.name}: graph", 0, None)
         if has_index(stage, place):
             assert isinstance(model, TwoTower)  # has_index
             write_graph(stage, directory / USER_GRAPH, of_users=True)
-            return about | {"kind": "index", "index": self._index(stage, model, directory, recall, options)}
+            vectors = self._vectors = self._item_vectors(stage, model)
+            index = write_index(
+                vectors,
+                user_vectors(model, self._requests(QUERIES).arrays),
+                directory,
+                quota=stage.quota,
+                recall=recall,
+                exact_below=exact_below,
+                on_items=lambda done: self._on_step(f"{stage.name}: index", done, len(vectors)),
+            )
+            return about | {"kind": "index", "index": index}
         write_graph(stage, directory / SCORER_GRAPH)
         width, event_width = widths_of(stage)
         return about | {"kind": "scorer", "width": width, "event_width": event_width}
 
-    def _index(
-        self, stage: Stage, model: TwoTower, directory: Path, recall: float, options: Mapping[str, int]
-    ) -> dict[str, Any]:
-        self._vectors = self._item_vectors(stage, model)
-        queries = user_vectors(model, self._requests(QUERIES).arrays)
-        count = len(self._vectors)
-        return write_index(
-            self._vectors,
-            queries,
-            directory,
-            quota=stage.quota,
-            recall=recall,
-            on_items=lambda done: self._on_step(f"{stage.name}: index", done, count),
-            **options,
-        )
-
-    @property
-    def _scratch(self) -> Path:
-        return self._directory / "vectors.scratch"
-
     def _item_vectors(self, stage: Stage, model: TwoTower) -> Vectors:
         """Return the vectors of all items in a file that is mapped into memory."""
-        features, count = self._source.items.features, len(self._source.items)
-        one = {name.removeprefix("item."): torch.from_numpy(of[:1].copy()) for name, of in features.items()}
-        with torch.no_grad():
-            size = model.item_vectors(one).shape[-1]
+        count = len(self._source.items)
+
+        @torch.no_grad()
+        def computed(some: slice) -> Vectors:
+            features = self._source.items.features.items()
+            found: Vectors = model.item_vectors(
+                {name.removeprefix("item."): torch.from_numpy(of[some].copy()) for name, of in features}
+            ).numpy()
+            return found
+
+        size = computed(slice(1)).shape[-1]
         allocate(self._scratch, 4 * count * size)
         vectors = np.memmap(self._scratch, np.float32, "r+", shape=(count, size))
         for start in range(0, count, _VECTOR_BLOCK):
-            block = slice(start, start + _VECTOR_BLOCK)
-            values = {name.removeprefix("item."): torch.from_numpy(of[block].copy()) for name, of in features.items()}
-            with torch.no_grad():
-                vectors[block] = model.item_vectors(values).numpy()
+            vectors[start : start + _VECTOR_BLOCK] = computed(slice(start, start + _VECTOR_BLOCK))
             self._on_step(f"{stage.name}: item vectors", min(count, start + _VECTOR_BLOCK), count)
         with np.errstate(over="ignore"):  # dot products of vectors of finite length are finite
             lengths = [
@@ -474,20 +459,6 @@ class _Writer:
     def _requests(self, most: int) -> EncodedRequests:
         requests = self._source.sample.requests
         return requests.take(range(min(most, len(requests))))
-
-    def _check(self, bundle: Bundle) -> dict[str, Any]:
-        source = self._source
-        requests = self._requests(CHECKED)
-        few = max(1, _OPEN_SCORED // len(source.items))
-        return check(
-            bundle,
-            source.stages,
-            source.items,
-            requests,
-            vectors=self._vectors,
-            open_requests=min(_OPEN, len(requests), few if self._vectors is None else _OPEN),
-            on_requests=lambda done: self._on_step("comparing with PyTorch", done, len(requests)),
-        )
 
     def _check_requests(self, bundle: Bundle, requests: Sequence[Mapping[str, Any]]) -> None:
         """Check that the values of requests are encoded as in the log."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from rankfall._errors import RankfallError
 from rankfall.serving.recording.record_segments import EVENTS, SAMPLES, BadMessageError, SegmentWriter, decode, segments
-from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, parse_sink, requires_extra
+from rankfall.serving.recording.sinks import BROKERS, BrokerUrl, SinkError, open_broker, parse_sink
 from rankfall.storage import disk as _disk
 from rankfall.storage.files import write_file
 
@@ -70,14 +71,8 @@ def open_source(target: str) -> Source:
     url = parse_sink(target, expected=BROKERS)
     if not isinstance(url, BrokerUrl):
         raise RankfallError(f"found {target!r}, expected {BROKERS}")
-    with requires_extra(url.scheme):
-        if url.scheme == "nats":
-            from rankfall.serving.recording.nats import NatsSource
-
-            return NatsSource(url)
-        from rankfall.serving.recording.kafka import KafkaSource
-
-        return KafkaSource(url)
+    source: Source = open_broker(url, "Source")
+    return source
 
 
 REJECTED = "rejected"
@@ -148,7 +143,8 @@ def collect(
                     if not follow:
                         raise
                     on_notice(f"{error}; trying again")
-                    _close(source)
+                    if source is not None:
+                        source.close()
                     source = None
                     time.sleep(_RETRY_SECONDS)
                     continue
@@ -158,13 +154,9 @@ def collect(
         finally:
             collector.close()
     finally:
-        _close(source)
+        if source is not None:
+            source.close()
     return collector.counts
-
-
-def _close(source: Source | None) -> None:
-    if source is not None:
-        source.close()
 
 
 class _Collector:
@@ -197,18 +189,20 @@ class _Collector:
             self._writers[message.kind].write(batch, durable=durable, label=message.id)
         for writer in self._writers.values():
             writer.complete_if_due()
-        self._remember([message.id for message, _ in batches if message.id])
-        self._count(messages, batches)
+        self._known.update(dict.fromkeys(message.id for message, _ in batches if message.id))
+        for id in list(islice(self._known, max(0, len(self._known) - 2 * _REMEMBERED))):
+            del self._known[id]
+        self.counts.messages += len(messages)
+        self.counts.samples += sum(len(batch) for message, batch in batches if message.kind == SAMPLES)
+        self.counts.events += sum(len(batch) for message, batch in batches if message.kind == EVENTS)
 
     def close(self) -> None:
-        samples, events = self._writers.values()
-        try:
-            samples.close()
-        finally:
-            events.close()
+        with ExitStack() as stack:  # an error of one kind does not concern the other
+            for writer in self._writers.values():
+                stack.callback(writer.close)
 
     def _new_batches(self, messages: Sequence[Message]) -> Iterator[tuple[Message, pa.RecordBatch]]:
-        """Yield the messages that were not written before, and their records."""
+        """Yield the messages that were not written before, and their records; keep those without records apart."""
         for message in messages:
             if message.id in self._known:
                 self.counts.repeated += 1
@@ -217,25 +211,11 @@ class _Collector:
                 yield message, decode(message)
             except BadMessageError as error:
                 self.counts.rejected += 1
-                self._keep_apart(message, str(error))
-
-    def _remember(self, ids: Sequence[str]) -> None:
-        self._known.update(dict.fromkeys(ids))
-        for id in list(islice(self._known, max(0, len(self._known) - 2 * _REMEMBERED))):
-            del self._known[id]
-
-    def _count(self, messages: Sequence[Message], batches: Sequence[tuple[Message, pa.RecordBatch]]) -> None:
-        self.counts.messages += len(messages)
-        self.counts.samples += sum(len(batch) for message, batch in batches if message.kind == SAMPLES)
-        self.counts.events += sum(len(batch) for message, batch in batches if message.kind == EVENTS)
-
-    def _keep_apart(self, message: Message, problem: str) -> None:
-        """Write a message to the directory of rejected ones, unless there are too many."""
-        path = self._rejected / f"{hashlib.sha256(message.payload).hexdigest()[:16]}.message"
-        _disk.make_directory(self._rejected)
-        if not path.exists() and sum(1 for _ in self._rejected.iterdir()) < MAX_REJECTED:
-            write_file(path, message.payload)
-            self._on_notice(f"a message was rejected: {problem}; it is kept as {path}")
+                path = self._rejected / f"{hashlib.sha256(message.payload).hexdigest()[:16]}.message"
+                _disk.make_directory(self._rejected)
+                if not path.exists() and sum(1 for _ in self._rejected.iterdir()) < MAX_REJECTED:
+                    write_file(path, message.payload)
+                    self._on_notice(f"a message was rejected: {error}; it is kept as {path}")
 
 
 def _last_labels(directory: Path) -> Iterator[str]:

@@ -261,15 +261,7 @@ class KafkaSource:
                 self._behind.discard(partition)
             else:
                 raise SinkError(f"{self._url}: {explained(error)}")
-        found = self._earliest()
-        self._pause_partitions()
-        if not found:
-            self._check_connection()
-        return found
-
-    def _earliest(self) -> list[Message]:
-        """Take waiting messages in the order of their times."""
-        found: list[Message] = []
+        found: list[Message] = []  # in the order of their times
         while len(found) < MAX_MESSAGES and all(self._waiting[one] for one in self._behind):
             given = [queue for queue in self._waiting.values() if queue]
             if not given:
@@ -281,22 +273,17 @@ class KafkaSource:
             self._next[partition] = offset + 1
             headers = dict(one.headers() or [])
             found.append(Message(_text(headers.get(KIND)), _text(headers.get(ID)), _bytes(one.value()), one))
-        return found
-
-    def _pause_partitions(self) -> None:
-        """Read no further in partitions that are far ahead of others."""
+        # read no further in partitions that are far ahead of others
         ahead = [one for one, queue in self._waiting.items() if len(queue) >= _MAX_AHEAD]
         self._consumer.resume([TopicPartition(self._url.name, one) for one in self._waiting if one not in ahead])
         self._consumer.pause([TopicPartition(self._url.name, one) for one in ahead])
-
-    def _check_connection(self) -> None:
-        """Raise a SinkError if the source cannot receive everything any more."""
-        if self._state.problem:
+        if not found and self._state.problem:
             raise SinkError(f"{self._url}: {self._state.problem}")
-        if time.monotonic() - self._looked > _PARTITION_SECONDS:
+        if not found and time.monotonic() - self._looked > _PARTITION_SECONDS:
             self._looked = time.monotonic()
             if find_partitions(self._consumer, self._url, self._state) != sorted(self._waiting):
                 raise SinkError(f"{self._url}: the topic has other partitions than before")
+        return found
 
     def is_drained(self) -> bool:
         return not self._behind and not any(self._waiting.values())

@@ -66,7 +66,17 @@ async def connect(url: BrokerUrl) -> Client:
     Raises:
         SinkError: If no server can be reached, it refuses the user, or it has no JetStream.
     """
-    asyncio.get_running_loop().set_exception_handler(_on_exception)
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Ignore the errors of connections that tasks of the client leave behind; the connection is closed then."""
+        if not isinstance(context.get("exception"), OSError):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(on_exception)
+    password = url.password or os.environ.get(PASSWORD)
+    credentials = {}
+    if url.user is not None:  # without a password it is a token, as in other clients of NATS
+        credentials = {"user": url.user, "password": password} if password else {"token": url.user}
     problems = deque[Exception](maxlen=1)  # the last problem that the client reported
 
     async def on_error(error: Exception) -> None:
@@ -85,7 +95,7 @@ async def connect(url: BrokerUrl) -> Client:
                     ping_interval=_PING_SECONDS,
                     error_cb=on_error,
                     name="rankfall",
-                    **_credentials(url),  # type: ignore[arg-type]
+                    **credentials,  # type: ignore[arg-type]
                 )
                 await ensure_stream(client, url)
             return client
@@ -95,20 +105,6 @@ async def connect(url: BrokerUrl) -> Client:
             if attempt == _ATTEMPTS or not isinstance(found, ConnectionResetError):
                 raise SinkError(f"{url}: {explained(found)}") from None
     raise AssertionError("the last attempt returns or raises")
-
-
-def _on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Ignore the errors of connections that tasks of the client leave behind; the connection is closed then."""
-    if not isinstance(context.get("exception"), OSError):
-        loop.default_exception_handler(context)
-
-
-def _credentials(url: BrokerUrl) -> dict[str, str]:
-    password = url.password or os.environ.get(PASSWORD)
-    if url.user is None:
-        return {}
-    # A user without a password is a token, as in other clients of NATS.
-    return {"user": url.user, "password": password} if password else {"token": url.user}
 
 
 async def ensure_stream(client: Client, url: BrokerUrl) -> None:

@@ -19,6 +19,7 @@ import io
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,19 +79,12 @@ class Segment:
         if found is None or _digest(hashlib.sha256(content)) != found["digest"]:
             raise DamagedSegmentError(f"{self.path} does not match the checksum in its name; the file was changed")
         try:
-            with pa.ipc.open_stream(content) as reader:
-                yield from _labelled(reader)
+            with pa.ipc.open_stream(content) as reader, suppress(StopIteration):
+                while True:
+                    batch, metadata = reader.read_next_batch_with_custom_metadata()
+                    yield batch, metadata[_LABEL].decode() if metadata and _LABEL in metadata else ""
         except (pa.ArrowException, OSError) as error:  # OSError: what cannot be decompressed
             raise DamagedSegmentError(f"{self.path} is not a segment of records ({error})") from None
-
-
-def _labelled(reader: pa.RecordBatchStreamReader) -> Iterator[tuple[pa.RecordBatch, str]]:
-    while True:
-        try:
-            batch, metadata = reader.read_next_batch_with_custom_metadata()
-        except StopIteration:
-            return
-        yield batch, metadata[_LABEL].decode() if metadata and _LABEL in metadata else ""
 
 
 def segments(directory: Path) -> list[Segment]:
@@ -207,31 +201,25 @@ class _OpenSegment:
         self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
 
     def append(self, batch: pa.RecordBatch, *, durable: bool, label: str) -> None:
+        """Append a batch; after an error, also one of the disk, the file is as long as before."""
         self._stream.write_batch(batch, custom_metadata={_LABEL: label} if label else None)
-        self._flush(durable=durable)
-        self._has_batches = True
-
-    def _flush(self, *, durable: bool) -> None:
-        """Write the buffer; after an error, also one of the disk, the file is as long as before."""
         content = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()
         try:
             self._file.write(content)
             if durable:
-                self._sync()
+                _disk.sync(self._open)
+                if not self._has_durable_name:
+                    _disk.sync(self._open.parent)  # the name of the file, without which a crash of the machine loses it
+                    self._has_durable_name = True
         except OSError:
             _disk.cut(self._file, self.bytes)
             self._file.seek(self.bytes)
             raise
         self._hash.update(content)
         self.bytes += len(content)
-
-    def _sync(self) -> None:
-        _disk.sync(self._open)
-        if not self._has_durable_name:
-            _disk.sync(self._open.parent)  # the name of the file, without which a crash of the machine loses it
-            self._has_durable_name = True
+        self._has_batches = True
 
     def complete(self) -> None:
         """Give the segment its name, or delete it if it has no batches."""
@@ -255,7 +243,9 @@ def recover(directory: Path) -> list[Path]:
         if name.endswith(OPEN) and _NAME.fullmatch(name.removesuffix(OPEN)):
             found += _recover(path)
         elif name.endswith(CREATING) and _NAME.fullmatch(name.removesuffix(CREATING)):
-            _delete_abandoned(path)
+            with suppress(FileNotFoundError):  # it has its next name
+                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                    _disk.delete(path)
     return found
 
 
@@ -300,14 +290,6 @@ def _end_of_batches(path: Path) -> int:
             return end
 
 
-def _delete_abandoned(path: Path) -> None:
-    try:
-        if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-            _disk.delete(path)
-    except FileNotFoundError:
-        pass  # it has its next name
-
-
 def _final(path: Path, content: hashlib._Hash) -> Path:
     return path.with_name(f"{path.name}-{_digest(content)}{SUFFIX}")
 
@@ -323,12 +305,8 @@ EVENTS: Final = "events"
 _TIME = pa.timestamp("ms", "UTC")
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
-
-
-def _list(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("item", kind, nullable=False))
+def _required(**kinds: pa.DataType) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=False) for name, kind in kinds.items()]
 
 
 def sample_schema(ids: pa.DataType) -> pa.Schema:
@@ -337,38 +315,21 @@ def sample_schema(ids: pa.DataType) -> pa.Schema:
     Args:
         ids: The type of item ids, int64 or string.
     """
+    lists = {"item": ids, "stage": pa.int8(), "rank": pa.int32(), "score": pa.float32(), "inclusion": pa.float32()}
     return pa.schema(
         [
-            _required("request", pa.string()),
-            _required("time", _TIME),
-            _required("received", _TIME),
-            _required("sampled", pa.bool_()),
-            pa.field("model", pa.string()),
-            pa.field("bundle", pa.string()),
-            pa.field("body", pa.string()),
-            pa.field("item", _list(ids)),
-            pa.field("stage", _list(pa.int8())),
-            pa.field("rank", _list(pa.int32())),
-            pa.field("score", _list(pa.float32())),
-            pa.field("inclusion", _list(pa.float32())),
+            *_required(request=pa.string(), time=_TIME, received=_TIME, sampled=pa.bool_()),
+            *(pa.field(name, pa.string()) for name in ("model", "bundle", "body")),
+            *(pa.field(name, pa.list_(pa.field("item", kind, nullable=False))) for name, kind in lists.items()),
         ]
     )
 
 
-EVENT_SCHEMA = pa.schema(
-    [
-        _required("id", pa.string()),
-        _required("request", pa.string()),
-        _required("item", pa.string()),
-        _required("kind", pa.string()),
-        _required("value", pa.float64()),
-        _required("time", _TIME),
-        _required("received", _TIME),
-    ]
-)
+_TEXTS = dict.fromkeys(("id", "request", "item", "kind"), pa.string())
+EVENT_SCHEMA = pa.schema(_required(**_TEXTS, value=pa.float64(), time=_TIME, received=_TIME))
 
 
-_SCHEMAS = {EVENTS: [EVENT_SCHEMA], SAMPLES: [sample_schema(pa.int64()), sample_schema(pa.string())]}
+SCHEMAS = {EVENTS: [EVENT_SCHEMA], SAMPLES: [sample_schema(pa.int64()), sample_schema(pa.string())]}
 
 
 class BadMessageError(RankfallError):
@@ -420,7 +381,7 @@ def decode(message: Message) -> pa.RecordBatch:
     Raises:
         BadMessageError: If it holds none, or records of another form.
     """
-    if message.kind not in _SCHEMAS:
+    if message.kind not in SCHEMAS:
         raise BadMessageError(f"found the kind {message.kind!r}, expected {SAMPLES} or {EVENTS}")
     try:
         with pa.ipc.open_stream(message.payload) as reader:
@@ -428,7 +389,7 @@ def decode(message: Message) -> pa.RecordBatch:
         table.validate(full=True)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise BadMessageError(f"it is no Arrow stream ({error})") from None
-    schema = next((one for one in _SCHEMAS[message.kind] if one == table.schema), None)
+    schema = next((one for one in SCHEMAS[message.kind] if one == table.schema), None)
     if schema is None:
         raise BadMessageError(f"the columns are not those of {message.kind}")
     empty = [field.name for field in schema if not field.nullable and table[field.name].null_count]

@@ -216,13 +216,10 @@ def sample_batches(served: Sequence[ServedRequest], counts: Sequence[int]) -> It
     """
     for _, of_bundle in groupby(served, key=lambda one: id(one.bundle)):
         requests = list(of_bundle)
-        yield _batch(requests, _samples(requests, counts))
-
-
-def _samples(served: Sequence[ServedRequest], counts: Sequence[int]) -> list[Sample | None]:
-    given = [(one.trail, one.seed) for one in served if one.trail is not None]
-    drawn = iter(draw_samples([trail for trail, _ in given], np.array([seed for _, seed in given], np.uint64), counts))
-    return [None if one.trail is None else next(drawn) for one in served]
+        trails = [one.trail for one in requests if one.trail is not None]
+        seeds = np.array([one.seed for one in requests if one.trail is not None], np.uint64)
+        drawn = iter(draw_samples(trails, seeds, counts))
+        yield _batch(requests, [None if one.trail is None else next(drawn) for one in requests])
 
 
 def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None]) -> pa.RecordBatch:
@@ -245,22 +242,18 @@ def _batch(served: Sequence[ServedRequest], samples: Sequence[Sample | None]) ->
 
 def _lists(samples: Sequence[Sample | None], bundle: Bundle, schema: pa.Schema) -> list[pa.Array]:
     """Return the columns of items, which are null for requests without a sample."""
-    given = [sample for sample in samples if sample is not None]
-    has_item = [sample.rows != NO_ITEM for sample in given]
-    counts = iter([int(np.count_nonzero(has)) for has in has_item])
-    lengths = [0 if sample is None else next(counts) for sample in samples]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    has_item = [np.empty(0, np.bool_) if sample is None else sample.rows != NO_ITEM for sample in samples]
+    offsets = pa.array(np.cumsum([0, *map(np.count_nonzero, has_item)]), pa.int32())
     is_null = pa.array([sample is None for sample in samples])
-
-    def column(name: str, of_samples: str) -> pa.Array:
-        kind = schema.field(name).type
-        parts = [getattr(sample, of_samples)[has] for sample, has in zip(given, has_item, strict=True)]
-        values = np.concatenate(parts) if parts else np.empty(0, np.int64)
-        found = bundle.items.id_array(values) if name == "item" else pa.array(values)
-        return pa.ListArray.from_arrays(offsets, found.cast(kind.value_type), type=kind, mask=is_null)
-
+    lists = []
     names = {"item": "rows", "stage": "stages", "rank": "ranks", "score": "scores", "inclusion": "inclusion"}
-    return [column(name, of_samples) for name, of_samples in names.items()]
+    for name, of_samples in names.items():
+        kind, found = schema.field(name).type, zip(samples, has_item, strict=True)
+        parts = [getattr(sample, of_samples)[has] for sample, has in found if sample is not None]
+        values = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        array = bundle.items.id_array(values) if name == "item" else pa.array(values)
+        lists.append(pa.ListArray.from_arrays(offsets, array.cast(kind.value_type), type=kind, mask=is_null))
+    return lists
 
 
 def _body(features: dict[str, Any]) -> str:

@@ -15,11 +15,12 @@ import re
 import threading
 from abc import abstractmethod
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from rankfall._errors import RankfallError
@@ -34,7 +35,7 @@ from rankfall.serving.recording.record_segments import (
 from rankfall.storage import disk as _disk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -218,21 +219,17 @@ class FileSink:
         self._writers[kind].write(batch, durable=durable)
 
     def tick(self) -> None:
-        samples, events = self._writers.values()
-        try:
-            samples.complete_if_due()
-        finally:  # an error of one kind does not concern the other
-            events.complete_if_due()
+        with ExitStack() as stack:  # an error of one kind does not concern the other
+            for writer in self._writers.values():
+                stack.callback(writer.complete_if_due)
 
     def take_lost(self) -> int:
         return 0
 
     def close(self) -> None:
-        samples, events = self._writers.values()
-        try:
-            samples.close()
-        finally:
-            events.close()
+        with ExitStack() as stack:
+            for writer in self._writers.values():
+                stack.callback(writer.close)
 
 
 DELIVERY_SECONDS = 3.0  # until a message that was not confirmed is given up
@@ -322,24 +319,20 @@ def open_sink(target: str) -> Sink:
         OSError: If a directory cannot be created.
     """
     place = parse_sink(target)
-    if not isinstance(place, BrokerUrl):
-        return FileSink(place)
-    with requires_extra(place.scheme):
-        if place.scheme == "nats":
-            from rankfall.serving.recording.nats import NatsSink
-
-            return NatsSink(place)
-        from rankfall.serving.recording.kafka import KafkaSink
-
-        return KafkaSink(place)
+    sink: Sink = open_broker(place, "Sink") if isinstance(place, BrokerUrl) else FileSink(place)
+    return sink
 
 
-@contextmanager
-def requires_extra(scheme: str) -> Iterator[None]:
-    """Turn a failed import of the package of a broker into an error that names the extra to install."""
+def open_broker(url: BrokerUrl, role: Literal["Sink", "Source"]) -> Any:
+    """Return the sink or the source of a broker, for example `KafkaSink`, whose client is imported now.
+
+    Raises:
+        ValueError: If the package of the broker is not installed.
+    """
     try:
-        yield
+        module = import_module(f"rankfall.serving.recording.{url.scheme}")
     except ModuleNotFoundError as error:
         raise RankfallError(
-            f"{scheme}:// needs {error.name}, which is not installed: pip install 'rankfall[{scheme}]'"
+            f"{url.scheme}:// needs {error.name}, which is not installed: pip install 'rankfall[{url.scheme}]'"
         ) from None
+    return getattr(module, f"{url.scheme.title()}{role}")(url)

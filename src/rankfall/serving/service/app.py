@@ -14,14 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
 
 from rankfall.serving.service.batching import Batcher
 from rankfall.serving.service.bundle_slots import BundleReloader, BundleSlots, SharedState
-from rankfall.serving.service.event_routes import EventRoutes
 from rankfall.serving.service.http_io import CLOSE, ApiError, BodyReader, error_response
-from rankfall.serving.service.info_routes import AdminRoutes, InfoRoutes, docs_files, page_files
-from rankfall.serving.service.rank_routes import RankRoutes
+from rankfall.serving.service.routes import Routes
 from rankfall.serving.service.service_recording import ServiceMetrics, ServiceRecording
 from rankfall.serving.service.settings import ShutdownSignal
 from rankfall.serving.value_encoders import shown
@@ -167,7 +164,7 @@ class Service:
         self.app = self._create_app()
 
     def _create_app(self) -> Starlette:
-        routes = self._routes()
+        routes = Routes(self).table()
         recorder = Middleware(
             ResponseRecorder,
             metrics=self.metrics,
@@ -188,33 +185,8 @@ class Service:
         app.router.redirect_slashes = False
         return app
 
-    def _routes(self) -> list[Route]:
-        rank = RankRoutes(self.settings, self.slots, self.batcher, self.bodies, self.recording)
-        events = EventRoutes(self.settings, self.slots, self.bodies, self.recording)
-        info = InfoRoutes(self.settings, self.slots, self.metrics, self.shutdown, self._is_working)
-        admin = AdminRoutes(self.settings.token, self.reloader, self.bodies)
-        routes = [
-            Route("/rank", rank.rank, methods=["POST"]),  # the first one, because routes are tried in order
-            Route("/events", events.events, methods=["POST"]),
-            Route("/health", info.health),
-            Route("/ready", info.ready),
-            Route("/metrics", info.metrics),
-            Route("/model", info.model),
-            Route("/reload", admin.reload, methods=["POST"]),
-            Route("/openapi.json", info.openapi),
-            Route("/docs", info.docs),
-            *_file_routes(docs_files()),
-        ]
-        if self.settings.page:
-            routes += [
-                Route("/score", rank.score, methods=["POST"]),
-                Route("/items", rank.items, methods=["POST"]),
-                Route("/examples", info.examples),
-                *_file_routes(page_files()),
-            ]
-        return routes
-
-    def _is_working(self) -> bool:
+    def is_working(self) -> bool:
+        """Return whether all threads that compute and record are alive."""
         return self.batcher.is_working and (self.recording is None or self.recording.is_working)
 
     @asynccontextmanager
@@ -238,13 +210,9 @@ class Service:
     async def _api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         if error.reason is not None:
-            self.metrics.record_refusal(error.reason)
+            self.metrics.refused.labels(error.reason).inc()
         _clear_tracebacks(error)
         return error_response(error)
-
-
-def _file_routes(files: Mapping[str, Response]) -> list[Route]:
-    return [Route(path, response, methods=["GET"]) for path, response in files.items()]
 
 
 # --- exception handlers -------------------------------------------------------------------------------------------

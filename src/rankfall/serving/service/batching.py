@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from statistics import median_low
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rankfall.serving.bundle import Ranking
     from rankfall.serving.service.bundle_slots import ServedBundle
 
 _log = logging.getLogger(__name__)
@@ -41,37 +41,39 @@ class CallResult:
     milliseconds: dict[str, float]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class PendingCall:
     """A call that waits for its result. It keeps the bundle it was encoded for, even if that is replaced meanwhile.
 
     Args:
         served: The bundle that computes the result.
-        count: Number of requests of the call.
-        deadline: Time of the monotonic clock at which the call fails.
-        future: Receives the result.
         batch: The encoded requests.
+        deadline: Time of the monotonic clock at which the call fails.
         explain: Whether the result includes the traces of the stages.
         sampled: Which of the requests are sampled.
         work: A function to compute instead of a ranking; it is not batched.
-        arrived: Time of the monotonic clock at which the call was queued.
+        arrived: Time of the monotonic clock at which the call was made.
+        future: Receives the result.
     """
 
     served: ServedBundle
-    count: int
+    batch: EncodedRequests
     deadline: float
-    future: asyncio.Future[CallResult]
-    batch: EncodedRequests | None = None
     explain: bool = False
     sampled: NDArray[np.bool_] | None = None
     work: Callable[[], Any] | None = None
     arrived: float = field(default_factory=monotonic)
+    future: asyncio.Future[CallResult] = field(init=False)
+
+    @property
+    def count(self) -> int:
+        """Number of requests of the call."""
+        return len(self.batch)
 
     def can_join(self, other: PendingCall) -> bool:
         """Whether both calls can be computed in one batch."""
         return (
-            self.batch is not None
-            and other.batch is not None
+            self.work is other.work is None
             and self.served is other.served
             and self.explain == other.explain
             and (self.sampled is None) == (other.sampled is None)
@@ -157,11 +159,8 @@ class Batcher:
         parallel = self._max_batch * len(self._threads)
         is_slow = waiting >= slow_from and (waiting / parallel + 1) * self._batch_seconds > seconds
         if waiting + count > self._max_waiting or is_slow:
-            limit = (
-                "the queue takes longer than the deadline"
-                if is_slow
-                else f"at most {self._max_waiting:,} may be queued"
-            )
+            limit = f"at most {self._max_waiting:,} may be queued"
+            limit = "the queue takes longer than the deadline" if is_slow else limit
             message = f"requests: {waiting:,} are queued and {count:,} arrived, {limit}; try again"
             raise ApiError(503, message, headers=RETRY_AFTER, reason="queue")
 
@@ -172,6 +171,7 @@ class Batcher:
             ApiError: 503 if the queue is full or too slow, 504 at the deadline, 422 for an invalid request.
         """
         loop = asyncio.get_running_loop()
+        call.future = loop.create_future()
         seconds = call.deadline - monotonic()
         if seconds <= 0:
             raise deadline_exceeded()
@@ -218,14 +218,11 @@ class Batcher:
             return False
         start = monotonic()
         results = self._results(calls, start)
-        if calls[0].batch is not None and sum(call.count for call in calls) <= self._max_batch:
-            self._record_seconds(monotonic() - start)
+        if calls[0].work is None and sum(call.count for call in calls) <= self._max_batch:
+            with self._lock:
+                self._recent_seconds.append(monotonic() - start)
+                self._batch_seconds = median_low(self._recent_seconds)
         return self._call_in_loop(_deliver, calls, results)
-
-    def _record_seconds(self, seconds: float) -> None:
-        with self._lock:
-            self._recent_seconds.append(seconds)
-            self._batch_seconds = sorted(self._recent_seconds)[(len(self._recent_seconds) - 1) // 2]
 
     def _take(self) -> list[PendingCall]:
         """Wait for the next batch and remove it from the queue; return an empty list at the end."""
@@ -274,20 +271,22 @@ class Batcher:
         rest = list(calls)
         while len(rest) > 1 and len(invalid) < limits.BATCH_ATTEMPTS:
             try:
-                return _in_order(calls, invalid | self._compute_together(rest, start))
+                results = invalid | self._compute_together(rest, start)
+                return [results[call] for call in calls]
             except _InvalidCallError as error:
                 invalid[error.call] = invalid_field(str(error))
                 rest.remove(error.call)
             except Exception:
                 _log.exception("a batch of %d calls failed; each is computed alone", len(rest))
                 break
-        return _in_order(calls, invalid | {call: self._compute_alone(call, start) for call in rest})
+        results = invalid | {call: self._compute_alone(call, start) for call in rest}
+        return [results[call] for call in calls]
 
     def _compute_together(
         self, calls: Sequence[PendingCall], start: float
     ) -> dict[PendingCall, CallResult | Exception]:
         first = calls[0]
-        joined = EncodedRequests.join([call.batch for call in calls if call.batch is not None])
+        joined = EncodedRequests.join([call.batch for call in calls])
         sampled = [call.sampled for call in calls if call.sampled is not None]
         try:
             answers = first.served.bundle.run(
@@ -299,8 +298,8 @@ class Batcher:
         results: dict[PendingCall, CallResult | Exception] = {}
         place = 0
         for call in calls:
-            rankings = answers.rankings[place : place + call.count]
-            results[call] = _call_result(call, rankings, answers.milliseconds, start)
+            times = {"queue": 1000 * (start - call.arrived), **answers.milliseconds}
+            results[call] = CallResult(answers.rankings[place : place + call.count], times)
             place += call.count
         return results
 
@@ -308,29 +307,12 @@ class Batcher:
         if call.future.done():
             return deadline_exceeded()
         try:
-            if call.work is not None:
-                return CallResult(call.work(), {})
-            assert call.batch is not None
-            answers = call.served.bundle.run(call.batch, explain=call.explain, sampled=call.sampled)
-            self._on_batch(call.count, answers.milliseconds)
-            return _call_result(call, answers.rankings, answers.milliseconds, start)
-        except RequestError as error:
+            return CallResult(call.work(), {}) if call.work is not None else self._compute_together([call], start)[call]
+        except (RequestError, _InvalidCallError) as error:
             return invalid_field(str(error))
         except Exception:
             _log.exception("a call failed")
             return ApiError(500, "internal error; the log of the service has details")
-
-
-def _in_order(
-    calls: Sequence[PendingCall], results: dict[PendingCall, CallResult | Exception]
-) -> list[CallResult | Exception]:
-    return [results[call] for call in calls]
-
-
-def _call_result(
-    call: PendingCall, rankings: list[Ranking], milliseconds: dict[str, float], start: float
-) -> CallResult:
-    return CallResult(rankings, {"queue": 1000 * (start - call.arrived), **milliseconds})
 
 
 def _deliver(calls: Sequence[PendingCall], results: Sequence[CallResult | Exception]) -> None:

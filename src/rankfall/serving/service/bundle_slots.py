@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import inf
@@ -56,7 +57,13 @@ class ServedBundle:
             "model": self.model,
             "path": self.bundle.path.resolve().name,
             "items": len(self.bundle.items),
-            "stages": [_describe_stage(stage) for stage in manifest["stages"]],
+            "stages": [
+                {
+                    **{key: stage[key] for key in ("name", "quota", "kind", "index") if key in stage},
+                    "model": stage.get("model", {}).get("kind"),
+                }
+                for stage in manifest["stages"]
+            ],
             "made_by": manifest.get("made_by"),
             "metrics": manifest.get("source", {}).get("metrics"),
             "measured": manifest.get("measured"),
@@ -68,11 +75,6 @@ class ServedBundle:
         """Return the model and its funnel in one line."""
         funnel = " -> ".join(f"{stage.name} {stage.quota:,}" for stage in self.bundle.stages)
         return f"model {self.model}, {len(self.bundle.items):,} items -> {funnel}"
-
-
-def _describe_stage(stage: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {key: stage[key] for key in ("name", "quota", "kind", "index") if key in stage}
-    return {**fields, "model": stage.get("model", {}).get("kind")}
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
@@ -126,7 +128,11 @@ def load_untried(path: Path, copies: Path | None, seal: str) -> ServedBundle:
     try:
         bundle = Bundle.load(path, shared=copies, seal=seal)
         bundle.check()
-        ranking = bundle.rank(_minimal_request(bundle.manifest["request"]), explain=True)
+        minimal: dict[str, Any] = {}  # with only the dense features, which are required
+        for group in ("user", "context"):
+            dense = {name: of for name, of in bundle.manifest["request"][group].items() if of["kind"] == "dense"}
+            minimal[group] = {name: 0.0 if of["size"] == 1 else [0.0] * of["size"] for name, of in dense.items()}
+        ranking = bundle.rank(minimal, explain=True)
     except (ValueError, OSError):
         raise
     except Exception as error:  # onnxruntime and faiss raise their own classes
@@ -134,15 +140,6 @@ def load_untried(path: Path, copies: Path | None, seal: str) -> ServedBundle:
     if not ranking.ids:
         raise RankfallError(f"path: {path} returns no items for a request")
     return ServedBundle(model_name(bundle.manifest), bundle)
-
-
-def _minimal_request(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request with only the dense features, which are required."""
-    request: dict[str, Any] = {}
-    for group in ("user", "context"):
-        dense = {name: rule for name, rule in rules[group].items() if rule["kind"] == "dense"}
-        request[group] = {name: 0.0 if rule["size"] == 1 else [0.0] * rule["size"] for name, rule in dense.items()}
-    return request
 
 
 def find_bundle(path: Path) -> Path:
@@ -234,9 +231,6 @@ class SlotEntry:
     seen: str
 
 
-_EMPTY = SlotEntry(0, "", "", "")
-
-
 class SharedState:
     """The entries of all slots.
 
@@ -260,20 +254,14 @@ class SharedState:
 
     def write(self, slot: str, served: ServedBundle, *, seen: str | None = None) -> SlotEntry:
         """Publish the bundle of a slot and return its entry; without `seen` the previous fingerprint stays."""
-        if self._file is None:
-            self._entries = _updated(self._entries, slot, served, seen)
-            return self._entries[slot]
-        with locked(self._file.with_suffix(".lock"), wait=True):
-            entries = _updated(self.read(), slot, served, seen)
-            write_file(self._file, json.dumps({name: asdict(entry) for name, entry in entries.items()}))
-        return entries[slot]
-
-
-def _updated(entries: dict[str, SlotEntry], slot: str, served: ServedBundle, seen: str | None) -> dict[str, SlotEntry]:
-    before = entries.get(slot, _EMPTY)
-    path = str(served.bundle.path.resolve())
-    entry = SlotEntry(before.version + 1, path, served.model, before.seen if seen is None else seen)
-    return {**entries, slot: entry}
+        with nullcontext() if self._file is None else locked(self._file.with_suffix(".lock"), wait=True):
+            entries = self.read()
+            before, path = entries.get(slot, SlotEntry(0, "", "", "")), str(served.bundle.path.resolve())
+            entry = SlotEntry(before.version + 1, path, served.model, before.seen if seen is None else seen)
+            self._entries = {**entries, slot: entry}
+            if self._file is not None:
+                write_file(self._file, json.dumps({name: asdict(one) for name, one in self._entries.items()}))
+        return entry
 
 
 def configured_paths(settings: Settings) -> dict[str, Path]:
@@ -292,7 +280,7 @@ def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, S
     loaded = {}
     for slot, path in configured_paths(settings).items():
         try:
-            served, seen = (_load_newest_valid if settings.watch else _load_newest)(path, settings.copies)
+            served, seen = _load_newest(path, settings)
         except ValueError as error:
             raise RankfallError(f"{_ARGUMENTS[slot]}: {str(error).removeprefix('path: ')}") from None
         if served is not None:
@@ -301,25 +289,20 @@ def load_initial_bundles(settings: Settings, shared: SharedState) -> dict[str, S
     return loaded
 
 
-def _load_newest(path: Path, copies: Path | None) -> tuple[ServedBundle | None, str]:
-    found = find_bundle(path)
-    seen = fingerprint(found)  # before loading, so that a change during loading is noticed
-    return load_checked(found, copies), seen
+def _load_newest(path: Path, settings: Settings) -> tuple[ServedBundle | None, str]:
+    """Return the bundle of a directory, and the fingerprint of the newest one.
 
-
-def _load_newest_valid(path: Path, copies: Path | None) -> tuple[ServedBundle | None, str]:
-    """Return the newest valid bundle of a directory, if there is one, and the fingerprint of the newest of all.
-
-    An invalid newest bundle counts as seen, so that it is tried again only when it changes.
+    In a watched directory it is the newest valid bundle, if there is one. An invalid newest bundle counts as seen, so
+    that it is tried again only when it changes.
     """
-    found = list(find_bundles(path))
-    if found == [path]:
-        return _load_newest(path, copies)
-    seen = fingerprint(found[0]) if found else ""
+    found = list(find_bundles(path)) if settings.watch else [find_bundle(path)]
+    seen = fingerprint(found[0]) if found else ""  # before loading, so that a change during loading is noticed
     for bundle in found:
         try:
-            return load_checked(bundle, copies), seen
+            return load_checked(bundle, settings.copies), seen
         except (ValueError, OSError) as error:
+            if found == [path] or not settings.watch:
+                raise
             _log.warning("%s is not served: %s", bundle, str(error).removeprefix("path: "))
     return None, seen
 
@@ -435,16 +418,17 @@ class BundleReloader:
             async with self._lock:
                 try:
                     await self._report_newer_invalid(slot, path)
-                    found = await self._in_thread(self._candidates, slot, path)
+                    most = None if self._slots[slot] is None else 1  # for an empty slot all of them are candidates
+                    found = await self._in_thread(lambda path, most: list(islice(find_bundles(path), most)), path, most)
                 except (ValueError, OSError):  # while a bundle is being replaced, there is none
                     continue
                 for bundle in found:
-                    if await self._load_if_new(slot, bundle):
+                    seen = await self._in_thread(fingerprint, bundle)
+                    is_complete = self._is_unchanged(slot, bundle, seen)
+                    entry = (await self._in_thread(self._shared.read)).get(slot)
+                    is_new = entry is None or entry.seen != seen
+                    if is_complete and is_new and await self._try(slot, bundle, seen=seen):
                         break
-
-    def _candidates(self, slot: str, path: Path) -> list[Path]:
-        """Return the newest bundle at a path, or all of them if the slot is empty."""
-        return list(islice(find_bundles(path), None if self._slots[slot] is None else 1))
 
     async def _report_newer_invalid(self, slot: str, path: Path) -> None:
         """Report directories that are newer than all bundles and not bundles, once until they change."""
@@ -453,14 +437,6 @@ class BundleReloader:
             if self._is_unchanged(slot, directory, seen) and self._reported.get((slot, directory)) != seen:
                 self._reported[slot, directory] = seen
                 self._report_refusal(slot, RankfallError(reason))
-
-    async def _load_if_new(self, slot: str, bundle: Path) -> bool:
-        """Load a bundle that is new, completely written and valid; return whether it is served now."""
-        seen = await self._in_thread(fingerprint, bundle)
-        is_complete = self._is_unchanged(slot, bundle, seen)
-        entry = (await self._in_thread(self._shared.read)).get(slot)
-        is_new = entry is None or entry.seen != seen
-        return is_complete and is_new and await self._try(slot, bundle, seen=seen)
 
     def _is_unchanged(self, slot: str, path: Path, seen: str) -> bool:
         """Whether a directory has the same fingerprint as at the last check; during a copy it changes every time."""
@@ -489,7 +465,7 @@ class BundleReloader:
         return True
 
     def _report_refusal(self, slot: str, error: Exception) -> None:
-        self._metrics.record_swap("refused")
+        self._metrics.swaps.labels("refused").inc()
         state = "has no bundle" if self._slots[slot] is None else "keeps its bundle, another was refused"
         _log.warning("%s %s: %s", slot, state, error)
 
@@ -499,7 +475,7 @@ class BundleReloader:
         old = self._slots[slot]
         self._slots.put(slot, served)
         if self._task is not None:  # the bundles at the start are not counted
-            self._metrics.record_swap("taken")
+            self._metrics.swaps.labels("taken").inc()
             _log.info("%s serves %s", slot, served)
         if old is not None:
             freed = threading.Event()

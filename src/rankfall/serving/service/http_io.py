@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -86,11 +86,9 @@ class JsonResponse(Response):
 
 def error_response(error: HTTPException) -> Response:
     """Return the JSON response of an error."""
-    content = {"error": error.detail}
     field = getattr(error, "field", None)
-    if field is not None:
-        content["field"] = field
-    return JsonResponse(content, error.status_code, error.headers)
+    about = {} if field is None else {"field": field}
+    return JsonResponse({"error": error.detail, **about}, error.status_code, error.headers)
 
 
 # --- bodies -------------------------------------------------------------------------------------------------------
@@ -248,15 +246,11 @@ def _check_counts(body: bytes, max_names: int) -> None:
     """
     if max(body.count(b":"), body.count(b"[") + body.count(b"{")) <= max_names:
         return
-    outside = _without_strings(body)
+    outside = b"".join(_without_escaped_backslashes(body).replace(b'\\"', b"").split(b'"')[::2])  # of strings
     names, groups = outside.count(b":"), outside.count(b"[") + outside.count(b"{")
     for count, what in ((names, "names in its objects"), (groups, "arrays and objects")):
         if count > max_names:
             raise ApiError(400, f"body: found {count:,} {what}, expected at most {max_names:,}")
-
-
-def _without_strings(body: bytes) -> bytes:
-    return b"".join(_without_escaped_backslashes(body).replace(b'\\"', b"").split(b'"')[::2])
 
 
 def _without_escaped_backslashes(body: bytes) -> bytes:
@@ -274,7 +268,11 @@ def _check_duplicates(body: bytes, content: dict[str, Any]) -> None:
         serialized = orjson.dumps(content)
     except TypeError:  # its limit is lower than that of loads
         raise _too_deep() from None
-    if _colons(body) == serialized.count(b":"):
+    colons = body.count(b":")
+    if any(escape in body for escape in _ESCAPED_COLONS):
+        escapes = _without_escaped_backslashes(body)
+        colons += sum(escapes.count(escape) for escape in _ESCAPED_COLONS)
+    if colons == serialized.count(b":"):
         return
     if len(body) <= limits.NAMED_KEY_BYTES:
         # Python converts numbers in quadratic time and refuses those of more than 4,300 digits.
@@ -282,27 +280,12 @@ def _check_duplicates(body: bytes, content: dict[str, Any]) -> None:
     raise ApiError(400, "body: found a key twice in one object, expected unique keys")
 
 
-def _colons(body: bytes) -> int:
-    """Return the number of colons in a body, including those that are written as escapes."""
-    count = body.count(b":")
-    if any(escape in body for escape in _ESCAPED_COLONS):
-        escapes = _without_escaped_backslashes(body)
-        count += sum(escapes.count(escape) for escape in _ESCAPED_COLONS)
-    return count
-
-
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        _raise_first_duplicate(pairs)
-
-
-def _raise_first_duplicate(pairs: list[tuple[str, Any]]) -> NoReturn:
     seen = set()
     for name, _ in pairs:
         if name in seen:
             raise ApiError(400, f"body: found the key {shown(name)} twice in one object, expected unique keys")
         seen.add(name)
-    raise AssertionError("the pairs have no duplicate")
 
 
 def _too_deep() -> ApiError:

@@ -1,26 +1,138 @@
-"""The OpenAPI document of a service, whose request schema is that of the bundles it serves."""
+"""The fields of request bodies, and the OpenAPI document that derives from them and from the bundles of a service.
+
+The endpoints read bodies by these tables. Features, ``k`` and lists of items are checked by the bundle, whose encoding
+rules have their schemas.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankfall import __version__
+from rankfall.option_types import LARGEST
 from rankfall.serving.bundle import MOST_IDS
+from rankfall.serving.request_encoder import object_schema
 from rankfall.serving.service import settings as limits
-from rankfall.serving.service.bodies import CALL, EVENT, ID, INTEGER, RELOAD, TEXT, schemas
-from rankfall.serving.service.bundle_slots import MAIN
+from rankfall.serving.service.bundle_slots import MAIN, SLOTS
+from rankfall.serving.service.http_io import invalid_value
+from rankfall.serving.value_encoders import is_integer
 
 if TYPE_CHECKING:
-    from rankfall.serving.bundle import Bundle
+    from collections.abc import Callable, Mapping, Sequence
+
     from rankfall.serving.service.bundle_slots import BundleSlots
     from rankfall.serving.service.settings import Settings
 
+INTEGER = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+TEXT = {"type": "string"}
+
+
+class Field(NamedTuple):
+    """A field of a body: its JSON schema, which values it accepts, and these in words."""
+
+    schema: Mapping[str, Any]
+    accepts: Callable[[Any], object]
+    expected: str
+
+    def read(self, content: Mapping[str, Any], name: str, where: str = "", default: object = None) -> Any:
+        """Return the value of an object's field, refuse one that is not accepted."""
+        value = content.get(name, default)
+        if not self.accepts(value):
+            raise invalid_value(f"{where}{name}", value, self.expected)
+        return value
+
+    def described(self, text: str) -> Field:
+        """Return the field with a description in its schema."""
+        return self._replace(schema={**self.schema, "description": text})
+
+
+def _text(pattern: str, expected: str) -> Field:
+    """Return a field of text that matches a pattern as a whole."""
+    matches = re.compile(pattern).fullmatch
+    return Field({**TEXT, "pattern": f"^{pattern}$"}, lambda value: isinstance(value, str) and matches(value), expected)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_item(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= limits.ITEM_LENGTH
+    return not isinstance(value, bool) and is_integer(value) and -(2**63) <= value < 2**63
+
+
+ID = _text(
+    rf"[^\x00-\x1f\x7f-\x9f]{{1,{limits.ID_LENGTH}}}",
+    f"text of 1 to {limits.ID_LENGTH} characters, none of which is a control character",
+)
+BUNDLE = Field({"enum": list(SLOTS)}, SLOTS.__contains__, " or ".join(SLOTS))
+
+# of the whole call; None is the default
+CALL = {
+    "explain": Field(
+        {"type": ["boolean", "null"], "description": "include what every stage did"},
+        lambda value: value is None or isinstance(value, bool),
+        "true or false",
+    ),
+    "bundle": BUNDLE.described(f"bundle that ranks, {MAIN} by default"),
+    "deadline": Field(
+        {
+            "type": ["number", "null"],
+            "minimum": 1,
+            "maximum": limits.MAX_DEADLINE_MS,
+            "description": "milliseconds until the request fails",
+        },
+        lambda value: value is None or (_is_number(value) and 1 <= value <= limits.MAX_DEADLINE_MS),
+        f"1 to {limits.MAX_DEADLINE_MS:,} milliseconds",
+    ),
+}
+RELOAD = {
+    "path": Field(
+        {**TEXT, "pattern": "^[^\\x00]+$"},
+        lambda value: isinstance(value, str) and value and "\0" not in value,
+        "the path of a bundle",
+    ),
+    "bundle": BUNDLE,
+}
+EVENT = {  # and its time, whose form is that of the times of a bundle
+    "id": ID.described("an event with the id of an earlier one is a repetition"),
+    "request": ID.described("the id that the answer has"),
+    "item": Field(
+        {"anyOf": [{**TEXT, "maxLength": limits.ITEM_LENGTH}, INTEGER], "description": "an id of the answer"},
+        _is_item,
+        f"an id of an item, a whole number or text of at most {limits.ITEM_LENGTH:,} characters",
+    ),
+    "kind": _text(
+        rf"[A-Za-z0-9_-]{{1,{limits.KIND_LENGTH}}}",
+        f"a name of 1 to {limits.KIND_LENGTH} letters, digits, _ and -, such as click",
+    ).described("view, click, purchase or any other name"),
+    "value": Field(
+        {"type": ["number", "null"], "description": "1 by default"},
+        lambda value: value is None or (_is_number(value) and abs(value) <= LARGEST),
+        f"a number from {-LARGEST:g} to {LARGEST:g}",
+    ),
+}
+
+
+def schemas(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the schema of each field."""
+    return {name: field.schema for name, field in fields.items()}
+
+
+# --- the document ---------------------------------------------------------------------------------------------------
+
 _NUMBER = {"type": "number"}
-_ID = {"anyOf": [{"type": "integer"}, TEXT]}
-_IDS = {"type": "array", "items": _ID}
-_BOOLEANS = {"type": "array", "items": {"type": "boolean"}}
+
+
+def _array(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_IDS = _array({"anyOf": [{"type": "integer"}, TEXT]})
 _ATTRIBUTE = {"type": ["string", "number", "boolean", "null"]}
-_SHOWN = {"maxItems": limits.SHOWN_ITEMS}
 _MILLISECONDS = {"type": "object", "additionalProperties": _NUMBER}
 _ERRORS = {
     400: "The body is not valid JSON.",
@@ -60,28 +172,31 @@ def openapi_document(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
 def _paths(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     explain = _parameter("explain", {"type": "boolean"}, "Whether to include what every stage did.")
     bundle = _parameter("bundle", {"enum": list(slots.models())}, "The bundle whose examples to return.")
-    busy, busy_items = (*_BODY_ERRORS, 503, 504), (*_BODY_ERRORS, 503)
-    ready = _get("Whether the service can rank", "Status", (503,))
-    ready["responses"]["503"]["description"] = _NOT_READY
-    reload = _post("Replace a bundle", "Reload", "Reloaded", (401, 409, *_BODY_ERRORS))
-    reload["responses"]["403"]["description"] = f"The service was started without a token, or: {_ERRORS[403]}"
+    busy = (*_BODY_ERRORS, 503, 504)
+    no_token = f"The service was started without a token, or: {_ERRORS[403]}"
     paths = {
-        "/rank": {"post": _post("Rank items for one request or several", "Call", "Answer", busy, [explain])},
-        "/model": {"get": _get("Describe the bundles that are served", "Models")},
-        "/health": {"get": _get("Whether the process responds", "Status")},
-        "/ready": {"get": ready},
-        "/metrics": {"get": _get("Metrics in the text format of Prometheus", None)},
-        "/reload": {"post": {**reload, "security": [{"token": []}]}},
+        "/rank": _operation("Rank items for one request or several", "Answer", busy, "Call", parameters=[explain]),
+        "/model": _operation("Describe the bundles that are served", "Models"),
+        "/health": _operation("Whether the process responds", "Status"),
+        "/ready": _operation("Whether the service can rank", "Status", (503,), meanings={503: _NOT_READY}),
+        "/metrics": _operation("Metrics in the text format of Prometheus", None),
+        "/reload": _operation(
+            "Replace a bundle", "Reloaded", (401, 409, *_BODY_ERRORS), "Reload", meanings={403: no_token}
+        ),
     }
+    paths["/reload"]["post"]["security"] = [{"token": []}]
     if settings.samples is not None:
-        events = _post("Record what users did with items of answers", "Events", "Accepted", (*_BODY_ERRORS, 503, 504))
-        events["responses"]["503"]["description"] = _NOT_WRITTEN
-        events["responses"]["504"]["description"] = _NOT_PARSED
-        paths["/events"] = {"post": events}
+        paths["/events"] = _operation(
+            "Record what users did with items of answers",
+            "Accepted",
+            busy,
+            "Events",
+            meanings={503: _NOT_WRITTEN, 504: _NOT_PARSED},
+        )
     if settings.page:
-        paths["/score"] = {"post": _post("Score candidates by every stage", "ScoreCall", "Scores", busy)}
-        paths["/items"] = {"post": _post("Attributes of items, to show to people", "ItemsCall", "Items", busy_items)}
-        paths["/examples"] = {"get": _get("Example requests of a bundle", "Examples", (422,), [bundle])}
+        paths["/score"] = _operation("Score candidates by every stage", "Scores", busy, "ScoreCall")
+        paths["/items"] = _operation("Attributes of items, to show to people", "Items", busy[:-1], "ItemsCall")
+        paths["/examples"] = _operation("Example requests of a bundle", "Examples", (422,), parameters=[bundle])
     return paths
 
 
@@ -89,25 +204,38 @@ def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str,
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
-def _post(
-    summary: str, request: str, response: str, codes: tuple[int, ...], parameters: list[dict[str, Any]] | None = None
+def _operation(
+    summary: str,
+    response: str | None,
+    codes: tuple[int, ...] = (),
+    request: str | None = None,
+    *,
+    parameters: Sequence[dict[str, Any]] = (),
+    meanings: Mapping[int, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
-    return {**_get(summary, response, codes, parameters), "requestBody": body}
+    """Return the operation of a path: POST if it has a request body, otherwise GET.
 
-
-def _get(
-    summary: str, response: str | None, codes: tuple[int, ...] = (), parameters: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
+    Args:
+        summary: What it does.
+        response: The schema of its response; None for text.
+        codes: Status codes of errors besides 403.
+        request: The schema of the request body.
+        parameters: Parameters of the query.
+        meanings: What status codes mean here, if it is not what they mean elsewhere.
+    """
     kind = {"text/plain": {"schema": TEXT}} if response is None else {"application/json": {"schema": _ref(response)}}
     responses: dict[str, Any] = {"200": {"description": "Success.", "content": kind}}
     for code in sorted({403, *codes}):
         responses[str(code)] = {
-            "description": _ERRORS[code],
+            "description": meanings.get(code, _ERRORS[code]),
             "content": {"application/json": {"schema": _ref("Error")}},
             **({"headers": {"Retry-After": {"schema": {"type": "string"}, "required": True}}} if code == 503 else {}),
         }
-    return {"summary": summary, "parameters": parameters or [], "responses": responses}
+    operation = {"summary": summary, "parameters": list(parameters), "responses": responses}
+    if request is None:
+        return {"get": operation}
+    body = {"required": True, "content": {"application/json": {"schema": _ref(request)}}}
+    return {"post": {**operation, "requestBody": body}}
 
 
 def _ref(name: str) -> dict[str, str]:
@@ -121,52 +249,40 @@ def _schemas(settings: Settings, slots: BundleSlots) -> dict[str, Any]:
     served = slots[MAIN]
     features = {} if served is None else served.bundle.schema()["properties"]
     required = [] if served is None else served.bundle.schema().get("required", [])
-    options = {} if served is None else _request_options(served.bundle)
+    item: dict[str, Any] = {"anyOf": [{"type": "integer"}, TEXT]}
+    options: dict[str, Any] = {}
+    if served is not None:
+        item = {"anyOf": [TEXT, INTEGER]} if served.bundle.items.lookup.is_text else INTEGER
+        ids = {"type": ["array", "null"], "items": item, "maxItems": MOST_IDS}
+        quota = served.bundle.quotas[-1]
+        number = {"type": ["integer", "null"], "minimum": 1, "maximum": quota}
+        options = {
+            "k": {**number, "description": f"number of items, {quota} by default"},
+            "candidates": {**ids, "description": "rank only these items"},
+            "exclude": {**ids, "description": "items to leave out"},
+            "request": {**ID.schema, "type": ["string", "null"], "description": "id of the request, random by default"},
+        }
     bundle = {**CALL["bundle"].schema, "enum": [*slots.models(), None]}
     call_options = {**schemas(CALL), "bundle": bundle}
     time = features.get("time", {})
-    events = {"type": "array", "items": _ref("Event"), "minItems": 1, "maxItems": limits.EVENTS}
-    several = {"type": "array", "items": _ref("Request"), "minItems": 1, "maxItems": settings.queue}
+    events = {**_array(_ref("Event")), "minItems": 1, "maxItems": limits.EVENTS}
+    several = {**_array(_ref("Request")), "minItems": 1, "maxItems": settings.queue}
     candidates = {**options.get("candidates", _IDS), "type": "array"}
     return {
-        "Request": _object({**features, **options}, required),
-        "OneRequest": _object({**features, **options, **call_options}, required),
-        "Requests": _object({"requests": several, **call_options}, ["requests"]),
+        "Request": object_schema({**features, **options}, required),
+        "OneRequest": object_schema({**features, **options, **call_options}, required),
+        "Requests": object_schema({"requests": several, **call_options}, ["requests"]),
         "Call": {"anyOf": [_ref("OneRequest"), _ref("Requests")]},
-        "ScoreCall": _object(
+        "ScoreCall": object_schema(
             {**features, **options, **call_options, "candidates": candidates}, [*required, "candidates"]
         ),
-        "ItemsCall": _object(
-            {
-                "ids": {"type": "array", "items": _ID if served is None else _item_id(served.bundle), **_SHOWN},
-                "bundle": bundle,
-            },
-            ["ids"],
+        "ItemsCall": object_schema(
+            {"ids": {**_array(item), "maxItems": limits.SHOWN_ITEMS}, "bundle": bundle}, ["ids"]
         ),
-        "Reload": _object(schemas(RELOAD), ["path"]),
-        "Event": _object({**schemas(EVENT), "time": {**time, "description": "now by default"}}, list(EVENT)[:-1]),
-        "Events": _object({"events": events}, ["events"]),
+        "Reload": object_schema(schemas(RELOAD), ["path"]),
+        "Event": object_schema({**schemas(EVENT), "time": {**time, "description": "now by default"}}, list(EVENT)[:-1]),
+        "Events": object_schema({"events": events}, ["events"]),
         **_response_schemas(),
-    }
-
-
-def _item_id(bundle: Bundle) -> dict[str, Any]:
-    return {"anyOf": [TEXT, INTEGER]} if bundle.items.lookup.is_text else INTEGER
-
-
-def _request_options(bundle: Bundle) -> dict[str, Any]:
-    optional_ids = {"type": ["array", "null"], "items": _item_id(bundle), "maxItems": MOST_IDS}
-    last = bundle.stages[-1]
-    return {
-        "k": {
-            "type": ["integer", "null"],
-            "minimum": 1,
-            "maximum": last.quota,
-            "description": f"number of items, {last.quota} by default",
-        },
-        "candidates": {**optional_ids, "description": "rank only these items"},
-        "exclude": {**optional_ids, "description": "items to leave out"},
-        "request": {**ID.schema, "type": ["string", "null"], "description": "id of the request, random by default"},
     }
 
 
@@ -177,7 +293,7 @@ def _response_schemas() -> dict[str, Any]:
     stage = {
         "name": TEXT,
         "ids": _IDS,
-        "scores": {"type": "array", "items": _NUMBER},
+        "scores": _array(_NUMBER),
         "kept": {"type": "integer"},
         "threshold": {"type": ["number", "null"]},
         "milliseconds": _NUMBER,
@@ -185,45 +301,41 @@ def _response_schemas() -> dict[str, Any]:
     ranking = {
         "request": {**TEXT, "description": "the id of the request, to which events refer"},
         "ids": _IDS,
-        "scores": {"type": "array", "items": _NUMBER},
+        "scores": _array(_NUMBER),
         "unknown": {"type": "array"},
-        "notes": {"type": "array", "items": TEXT, "description": "values that were never seen in training, if any"},
-        "stages": {"type": "array", "items": _ref("Stage")},
+        "notes": {**_array(TEXT), "description": "values that were never seen in training, if any"},
+        "stages": _array(_ref("Stage")),
     }
     head = {"model": TEXT, "milliseconds": _MILLISECONDS}
     required = ["request", "ids", "scores", "unknown"]
-    several = {"type": "array", "items": _ref("Ranking")}
+    several = _array(_ref("Ranking"))
     bundle = {"anyOf": [{"type": "object"}, {"type": "null"}]}
-    scores = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": ["number", "null"]}}}
-    display = {"type": "object", "additionalProperties": {"type": "array", "items": _ATTRIBUTE}}
-    pair = {"type": "array", "items": {"anyOf": [TEXT, _NUMBER]}, "minItems": 2, "maxItems": 2}
+    scores = {"type": "object", "additionalProperties": _array({"type": ["number", "null"]})}
+    display = {"type": "object", "additionalProperties": _array(_ATTRIBUTE)}
+    pair = {**_array({"anyOf": [TEXT, _NUMBER]}), "minItems": 2, "maxItems": 2}
     known = {
         "relevant": {"anyOf": [_IDS, {"type": "null"}], "description": "ids of the ground truth in the log"},
-        "feedback": {"type": ["object", "null"], "additionalProperties": {"type": "array", "items": pair}},
+        "feedback": {"type": ["object", "null"], "additionalProperties": _array(pair)},
     }
     return {
-        "Stage": _object(stage, list(stage)),
-        "Ranking": _object(ranking, required),
-        "OneAnswer": _object({**head, **ranking}, [*head, *required]),
-        "Answers": _object({**head, "rankings": several}, [*head, "rankings"]),
+        "Stage": object_schema(stage, list(stage)),
+        "Ranking": object_schema(ranking, required),
+        "OneAnswer": object_schema({**head, **ranking}, [*head, *required]),
+        "Answers": object_schema({**head, "rankings": several}, [*head, "rankings"]),
         "Answer": {"anyOf": [_ref("OneAnswer"), _ref("Answers")]},
-        "Scores": _object({"model": TEXT, "scores": scores}, ["model", "scores"]),
-        "Models": _object({"bundles": _object({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]),
-        "Items": _object({"model": TEXT, "known": _BOOLEANS, "display": display}, ["model", "known", "display"]),
-        "Examples": _object(
-            {
-                "examples": {"type": "array", "items": {"type": "object"}},
-                "known": {"type": "array", "items": _object(known, list(known))},
-            },
+        "Scores": object_schema({"model": TEXT, "scores": scores}, ["model", "scores"]),
+        "Models": object_schema(
+            {"bundles": object_schema({"main": bundle, "other": bundle}, ["main", "other"])}, ["bundles"]
+        ),
+        "Items": object_schema(
+            {"model": TEXT, "known": _array({"type": "boolean"}), "display": display}, ["model", "known", "display"]
+        ),
+        "Examples": object_schema(
+            {"examples": _array({"type": "object"}), "known": _array(object_schema(known, list(known)))},
             ["examples", "known"],
         ),
-        "Status": _object({"status": TEXT, "model": TEXT}, ["status"]),
-        "Reloaded": _object({"model": TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
-        "Accepted": _object({"accepted": {"type": "integer"}}, ["accepted"]),
-        "Error": _object({"error": TEXT, "field": TEXT}, ["error"]),
+        "Status": object_schema({"status": TEXT, "model": TEXT}, ["status"]),
+        "Reloaded": object_schema({"model": TEXT, "before": {"type": ["string", "null"]}}, ["model", "before"]),
+        "Accepted": object_schema({"accepted": {"type": "integer"}}, ["accepted"]),
+        "Error": object_schema({"error": TEXT, "field": TEXT}, ["error"]),
     }
-
-
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {**schema, "required": required} if required else schema

@@ -151,23 +151,18 @@ class _Workers(Multiprocess):
             super().init_processes()
 
     def keep_subprocess_alive(self) -> None:
-        self._report_start()
+        workers = [worker for worker in self.processes if worker.process.is_alive()]
+        if self._on_start is not None and any(worker.is_ready(limits.WORKER_SILENCE_SECONDS) for worker in workers):
+            self._on_start()
+            self._on_start = None
         before = list(self.processes)
         with _sigint_blocked():
             super().keep_subprocess_alive()
         for old, new in zip(before, self.processes, strict=True):
             if old is not new:
-                _log.warning("worker %s ended %s and is replaced by %s", old.pid, _exit_text(old.exitcode), new.pid)
-
-    def _report_start(self) -> None:
-        """Call `on_start` once, as soon as the first worker is ready."""
-        if self._on_start is None:
-            return
-        if any(
-            worker.process.is_alive() and worker.is_ready(limits.WORKER_SILENCE_SECONDS) for worker in self.processes
-        ):
-            self._on_start()
-            self._on_start = None
+                code = old.exitcode
+                how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+                _log.warning("worker %s ended %s and is replaced by %s", old.pid, how, new.pid)
 
     def handle_int(self) -> None:
         """Handle SIGINT, for example from Ctrl+C."""
@@ -206,10 +201,6 @@ class _Workers(Multiprocess):
     def _is_waiting(self, end: float) -> bool:
         is_alive = any(worker.exitcode is None for worker in self.processes)
         return is_alive and self.second_signal is None and time.monotonic() < end
-
-
-def _exit_text(code: int | None) -> str:
-    return f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
 
 
 @contextmanager

@@ -192,14 +192,10 @@ class ServiceRecording:
             raise invalid_field(f"requests[{error.position}].time: {error}") from None
         self.clock.advance(max(times))
         sampled, seeds = sample_requests(ids, self._share, self._key)
-        return RecordedCall(ids, features, times, sampled & self._is_near(times), seeds, size)
-
-    def _is_near(self, times: list[int]) -> NDArray[np.bool_]:
-        """Return which times are near the clock. Other requests are answered and counted, but not sampled."""
         now = self.clock.now()
-        if self._window is None or now is None:
-            return np.ones(len(times), np.bool_)
-        return np.abs(np.array(times, np.int64) - now) <= self._window
+        if self._window is not None and now is not None:  # other requests are answered and counted, but not sampled
+            sampled &= np.abs(np.array(times, np.int64) - now) <= self._window
+        return RecordedCall(ids, features, times, sampled, seeds, size)
 
     def record(self, call: RecordedCall, served: ServedBundle, rankings: Sequence[Ranking]) -> None:
         """Queue the records of an answered call; returns at once."""
@@ -233,6 +229,10 @@ class ServiceMetrics:
         waiting: Returns the number of requests in the queue.
         unrecorded: Returns the number of answered requests that wait to be recorded.
         shared: Directory of the metric files of several workers; None for a single worker.
+
+    Attributes:
+        refused: Requests that were refused for lack of time or capacity, by reason.
+        swaps: New bundles by what became of them, ``taken`` or ``refused``.
     """
 
     def __init__(
@@ -241,30 +241,29 @@ class ServiceMetrics:
         own = CollectorRegistry()
         self._waiting = waiting
         self._unrecorded = unrecorded
-        self._requests = Counter("rankfall_requests_total", "Answered requests.", ["endpoint", "code"], registry=own)
-        self._seconds = Histogram(
-            "rankfall_request_seconds", "Seconds per request.", ["endpoint"], buckets=_SECONDS, registry=own
-        )
-        self._stages = Histogram(
-            "rankfall_stage_seconds", "Seconds per batch and stage.", ["stage"], buckets=_SECONDS, registry=own
-        )
-        self._queue = Gauge(
-            "rankfall_queue_requests", "Requests in the queue.", multiprocess_mode="livesum", registry=own
-        )
-        self._batches = Histogram("rankfall_batch_requests", "Requests per batch.", buckets=_REQUESTS, registry=own)
-        self._refused = Counter("rankfall_refused_total", "Refused requests.", ["reason"], registry=own)
-        self._swaps = Counter("rankfall_swaps_total", "Bundles taken or refused.", ["result"], registry=own)
-        self._samples = Counter("rankfall_samples_total", "Requests to record.", ["result"], registry=own)
-        self._events = Counter("rankfall_events_total", "Events to record.", ["result"], registry=own)
-        self._sink_errors = Counter(
-            "rankfall_sink_errors_total", "Errors when samples or events were written.", ["kind"], registry=own
-        )
-        self._sample_queue = Gauge(
-            "rankfall_sample_queue_requests",
-            "Answered requests that wait to be recorded.",
-            multiprocess_mode="livesum",
-            registry=own,
-        )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"rankfall_{name}_total", text, labels, registry=own)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"rankfall_{name}", text, multiprocess_mode="livesum", registry=own)
+
+        def histogram(name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+            return Histogram(f"rankfall_{name}", text, labels, buckets=buckets, registry=own)
+
+        self._requests = counter("requests", "Answered requests.", "endpoint", "code")
+        self._seconds = histogram("request_seconds", "Seconds per request.", "endpoint")
+        self._stages = histogram("stage_seconds", "Seconds per batch and stage.", "stage")
+        self._queue = gauge("queue_requests", "Requests in the queue.")
+        self._batches = histogram("batch_requests", "Requests per batch.", buckets=_REQUESTS)
+        self.refused = counter("refused", "Refused requests.", "reason")
+        self.swaps = counter("swaps", "Bundles taken or refused.", "result")
+        self._written = {
+            SAMPLES: counter("samples", "Requests to record.", "result"),
+            EVENTS: counter("events", "Events to record.", "result"),
+        }
+        self._sink_errors = counter("sink_errors", "Errors when samples or events were written.", "kind")
+        self._sample_queue = gauge("sample_queue_requests", "Answered requests that wait to be recorded.")
         self._registry = own
         if shared is not None:
             _remove_dead_workers(shared)
@@ -279,26 +278,18 @@ class ServiceMetrics:
         self._requests.labels(endpoint, str(code)).inc()
         self._seconds.labels(endpoint).observe(seconds)
 
-    def record_refusal(self, reason: str) -> None:
-        """Count a request that was refused for lack of time or capacity."""
-        self._refused.labels(reason).inc()
-
     def record_batch(self, requests: int, milliseconds: dict[str, float]) -> None:
         """Count a computed batch with the time of each stage."""
         self._batches.observe(requests)
         for stage, value in milliseconds.items():
             self._stages.labels(stage).observe(value / 1000)
 
-    def record_swap(self, result: str) -> None:
-        """Count a new bundle, which was ``taken`` or ``refused``."""
-        self._swaps.labels(result).inc()
-
     def record_written(self, kind: str, result: str, records: int) -> None:
         """Count samples or events by what happened to them, or ``errors`` of their sink."""
         if result == "errors":
             self._sink_errors.labels(kind).inc(records)
         elif records:
-            (self._samples if kind == SAMPLES else self._events).labels(result).inc(records)
+            self._written[kind].labels(result).inc(records)
 
     def update_queue(self) -> None:
         """Set the gauges of the queues."""

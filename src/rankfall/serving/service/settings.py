@@ -212,37 +212,20 @@ def _indented(text: str) -> str:
     return "\n".join(_INDENT + _escaped(line) for line in text.split("\n"))
 
 
-@dataclass
-class _Period:
-    """Warnings of one kind since the first one of a period."""
-
-    first: logging.LogRecord
-    count: int = 0
-
-    def summary(self) -> logging.LogRecord | None:
-        """Return a record with the number of warnings that were not written, if there are some."""
-        if self.count <= MOST_LINES:
-            return None
-        of = self.first
-        arguments = (self.count - MOST_LINES, SECONDS, of.msg)
-        message = "%d more warnings of this kind within %d seconds: %s"
-        return logging.LogRecord(of.name, of.levelno, of.pathname, of.lineno, message, arguments, None)
-
-
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no generic class at run time
     """Writes at most `MOST_LINES` warnings or errors per `SECONDS` and place in the code, then their number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._periods: dict[tuple[str, int], _Period] = {}  # by the place in the code that warns
+        self._periods: dict[tuple[str, int], list[Any]] = {}  # by place in the code: the first warning, their number
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless it is one of too many, after the numbers of earlier ones."""
         self._write_summaries(before=record.created - SECONDS)
         if record.levelno >= logging.WARNING:
-            period = self._periods.setdefault((record.pathname, record.lineno), _Period(record))
-            period.count += 1
-            if period.count > MOST_LINES:
+            period = self._periods.setdefault((record.pathname, record.lineno), [record, 0])
+            period[1] += 1
+            if period[1] > MOST_LINES:
                 return
         super().emit(record)
 
@@ -253,10 +236,12 @@ class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # no gen
         super().close()
 
     def _write_summaries(self, before: float = float("inf")) -> None:
-        for place in [place for place, period in self._periods.items() if period.first.created <= before]:
-            summary = self._periods.pop(place).summary()
-            if summary is not None:
-                super().emit(summary)
+        for place in [place for place, (first, _) in self._periods.items() if first.created <= before]:
+            of, count = self._periods.pop(place)
+            if count > MOST_LINES:
+                arguments = (count - MOST_LINES, SECONDS, of.msg)
+                message = "%d more warnings of this kind within %d seconds: %s"
+                super().emit(logging.LogRecord(of.name, of.levelno, of.pathname, of.lineno, message, arguments, None))
 
 
 def logging_settings() -> dict[str, Any]:
