@@ -20,7 +20,7 @@ from rankfall.metrics.named import parse
 from rankfall.models import MLP, FeatureScaling, Linear
 from rankfall.models.build import is_own
 from rankfall.registry.references import split_cutoffs
-from rankfall.training.build import make_objective, try_depths
+from rankfall.training.build import make_objective, with_depths
 from rankfall.training.cascade_loaders import features_read
 from rankfall.training.config.ranker_config import LinearConfig, OwnModelConfig
 
@@ -278,7 +278,7 @@ def trained_labels(config: CascadeConfig) -> str | None:
     """Return which labels a built-in objective is trained on, and which are evaluated; None for other objectives."""
     if not registry.is_builtin("objective", config.objective.name):
         return None
-    kinds = make_objective(try_depths(config))[0].informative(torch.zeros(1, 2))
+    kinds = make_objective(with_depths(config, None))[0].informative(torch.zeros(1, 2))
     found = [_GRADES[config.data.labels]] if "grades" in kinds else []
     found += ["relevance"] if set(kinds) - {"grades"} and "relevance" not in found else []
     return f"trained on {' and '.join(found)}, evaluated on relevance"
@@ -297,7 +297,7 @@ def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig)
         return None
     labels = config.data.labels
     grades_of_relevance = labels == "relevance" or (labels == "full" and len(spec.stages) == 1)
-    if grades_of_relevance and "grades" in make_objective(try_depths(config))[0].informative(torch.zeros(1, 2)):
+    if grades_of_relevance and "grades" in make_objective(with_depths(config, None))[0].informative(torch.zeros(1, 2)):
         return None  # its grades are ordered by the relevance
     return (
         f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: in training, an item of "

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Un
 
 import pyarrow as pa
 
+from rankfall import registry
 from rankfall._config import ConfigError, Section
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
@@ -26,6 +27,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.models.embedding import UnknownIdError
+from rankfall.registry import config_value, explicit_operator
 from rankfall.registry.references import changed, short_name
 from rankfall.storage.disk import delete_tree
 from rankfall.storage.files import checksum
@@ -33,14 +35,13 @@ from rankfall.storage.manifests import MANIFEST, verification
 from rankfall.training import cascade_loaders, train_cascade, train_ranker
 from rankfall.training import measured_lists as measure_cascade
 from rankfall.training import run_directory as runs
-from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, try_depths, with_depths
-from rankfall.training.cascade_loaders import cascade_with_defaults, ranker_with_defaults
+from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, with_depths
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.checks import trained_labels
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.component_checks import JOINT
 from rankfall.training.config.load_config import dump_absolute
-from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.config.ranker_config import OwnModelConfig, RankerConfig
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of, seeded
 from rankfall.training.distributed.group import ALONE
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLoader
+    from rankfall.registry import Kind
     from rankfall.training.checks import Ranker
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
@@ -248,6 +250,22 @@ class TrainingMethod(Method[Config, Data]):
         """Load the model of a run, in evaluation mode."""
 
 
+def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = section | {name: default for name, default in defaults.items() if name not in section}
+    return filled | ({"topk": explicit_operator(filled["topk"])} if filled.get("topk") else {})
+
+
+def _defaults(kind: Kind, name: str) -> dict[str, Any]:
+    """Return the defaults of a component, except objects of users that no configuration can write."""
+    return {option: default for option, default in registry.defaults(kind, name).items() if _is_plain(default)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     """A cascade and its objective."""
 
@@ -282,7 +300,19 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def with_defaults(self) -> dict[str, Any]:
         """Return the content of the configuration with every option of models and objective written out."""
-        return cascade_with_defaults(self.config)
+        content = self.config.model_dump(mode="json")
+        for stage in content["stages"]:
+            stage["model"] = _fill(stage["model"], _defaults("model", stage["model"]["kind"]))
+        # options whose values the stages define are left out
+        objective, name = make_objective(with_depths(self.config, None))[0], self.config.objective.name
+        of_stages = {"quotas"} if name != "lcron" else set()
+        of_stages |= {"min_depth"} if any(stage.min_depth is not None for stage in self.config.stages) else set()
+        defaults = {
+            option: config_value(getattr(objective, option, None)) if default is None else default
+            for option, default in _defaults("objective", name).items()
+            if option not in of_stages
+        }
+        return content | {"objective": _fill(content["objective"], defaults)}
 
     def validation_warnings(self) -> list[str]:
         """Return warnings if lists are much shorter than the catalogue, or if the log was fitted to measured days."""
@@ -291,7 +321,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
 
     def _build_loss(self) -> None:
-        built = make_objective(try_depths(self.config))
+        built = make_objective(with_depths(self.config, None))
         check_objective(
             *built,
             stages=len(self.config.stages),
@@ -379,19 +409,15 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             raise RankfallError(
                 f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log"
             )
-        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
+        try:
+            found = [day.name for day in log.choose([split])] if split not in roles else []
+        except ValueError as error:
+            expected = f"expected {', '.join(roles)} of the configuration, or days of the log"
+            raise RankfallError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
+        days = config.data.days(cast("Role", split)) if split in roles else found
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
         return OpenedSplit(split, config, model, log, loader, notes)
-
-
-def _chosen(log: ImpressionLog, split: str) -> list[str]:
-    """Return the days that a split names which is none of the configuration."""
-    try:
-        return [day.name for day in log.choose([split])]
-    except ValueError as error:
-        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
-        raise RankfallError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +541,11 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def with_defaults(self) -> dict[str, Any]:
         """Return the content of the configuration with every option of the loss written out."""
-        return ranker_with_defaults(self.config)
+        content = self.config.model_dump(mode="json")
+        content["loss"] = _fill(content["loss"], _defaults("loss", self.config.loss.name))
+        if isinstance(self.config.model, OwnModelConfig):
+            content["model"] = _fill(content["model"], _defaults("model", self.config.model.kind))
+        return content
 
     def _build_loss(self) -> None:
         check_loss(make_loss(self.config.loss)[0], self.config.loss)

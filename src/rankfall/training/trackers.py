@@ -15,7 +15,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankfall._config import leaves
 from rankfall.storage.disk import make_directory
@@ -44,16 +44,6 @@ _ENVIRONMENT = {  # variables of MLflow, unless they are set
 }
 
 
-class Tracker(Protocol):
-    """Receiver of the numbers of a training run."""
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Record numbers after `step` batches."""
-
-    def close(self, *, finished: bool) -> None:
-        """Close the connection."""
-
-
 class Trackers:
     """All trackers that a configuration names.
 
@@ -63,7 +53,7 @@ class Trackers:
 
     def __init__(self, config: TrainConfig, out: Path) -> None:
         self._config, self._out = config, out
-        self._trackers: dict[TrackerName, Tracker] = {}
+        self._trackers: dict[TrackerName, _TensorBoard | _MLflow] = {}
         self._on_notice: Callable[[str], None] = warnings.warn
         self._last_batch = 0.0
         for name in config.training.track:
@@ -121,13 +111,13 @@ class Trackers:
         self._for_each(lambda tracker: tracker.log({f"batch/{name}": value for name, value in numbers.items()}, step))
         self._last_batch = time.perf_counter()
 
-    def _open(self, name: TrackerName, step: int) -> Tracker:
+    def _open(self, name: TrackerName, step: int) -> _TensorBoard | _MLflow:
         try:
             return _TensorBoard(self._out, step) if name == "tensorboard" else _MLflow(self._config, self._out)
         except Exception as error:
             raise _unreachable(name, error) from None
 
-    def _for_each(self, call: Callable[[Tracker], None]) -> None:
+    def _for_each(self, call: Callable[[_TensorBoard | _MLflow], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)

@@ -22,7 +22,7 @@ from rankfall.studies.diagnosis.attributes import (
     _values,
 )
 from rankfall.studies.diagnosis.segments import FunnelLists
-from rankfall.studies.evaluate import collect_scores
+from rankfall.studies.evaluate import collect_scores, user_groups
 from rankfall.training.cascade_metrics import ScoredBatch
 from support.logs import DAYS, SPEC, random_log, spec
 
@@ -116,7 +116,7 @@ def test_features_that_depend_on_the_request_are_read_from_its_list(tmp_path: Pa
 
 def test_users_are_grouped(log: Path) -> None:
     known = known_of(log)
-    groups = known.user_groups()
+    groups = user_groups(known.log, known.scores)
     assert groups is not None
     assert known.users is not None
     for a in range(0, len(groups), 7):
@@ -135,7 +135,7 @@ def test_a_log_without_users_has_no_activity(tmp_path: Path) -> None:
     path = random_log(tmp_path / "log", change=drop, description=described).path
     known = known_of(path)
     assert known.activity is None
-    assert known.user_groups() is None
+    assert user_groups(known.log, known.scores) is None
     assert ACTIVITY not in [attribute.name for attribute in known.attributes()]
 
 

@@ -245,10 +245,6 @@ class CascadeOptimizerConfig(sections.OptimizerConfig):
     lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
-
-
 class CascadeTrainingConfig(Section):
     """Epochs, batch size, early stopping and checkpoints."""
 
@@ -268,7 +264,7 @@ class CascadeTrainingConfig(Section):
     device: sections.DeviceName = "auto"
     precision: sections.Precision = "float32"
     compile: sections.Compile = False
-    start_from: Annotated[str, AfterValidator(_absolute)] | None = Field(
+    start_from: Annotated[str, AfterValidator(lambda path: str(Path(path).absolute()))] | None = Field(
         default=None, description="Directory of a run with the same models, whose best weights training starts from."
     )
     window: sections.Count = Field(default=1 << 15, description="Number of impressions that are shuffled together.")

@@ -21,15 +21,8 @@ from rankfall import registry
 from rankfall._config import KIND, OptionError, Section
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.option_types import Activation, Init, Share
+from rankfall.training.config import component_checks as checks
 from rankfall.training.config import sections
-from rankfall.training.config.component_checks import (
-    check_component,
-    check_metric,
-    check_model,
-    component_name,
-    like_reference,
-    validate_model,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +31,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     LossName = str
 else:  # a type checker accepts only types that are written out
-    LossName = component_name("loss")
+    LossName = checks.component_name("loss")
 
 
 class DataConfig(Section):
@@ -118,7 +111,7 @@ class OwnModelConfig(sections.ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_model({"kind": self.kind, **self.options})
+        checks.check_model({"kind": self.kind, **self.options})
         return self
 
 
@@ -131,7 +124,7 @@ def _read_model(value: object) -> object:
         return value
     kind = value.get("kind", "mlp")
     if kind not in _BUILT_IN and not (registry.is_own("model", kind)):
-        hint = like_reference(kind) or did_you_mean(kind, _BUILT_IN)
+        hint = checks.like_reference(kind) or did_you_mean(kind, _BUILT_IN)
         raise OptionError(f"found {kind!r}{hint}; allowed are {', '.join(_BUILT_IN)}", "kind")
     return sections.with_preset(value, embedded=False)
 
@@ -160,11 +153,11 @@ class LossConfig(sections.ComponentSection):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        check_component("loss", self.name, self.options)
+        checks.check_component("loss", self.name, self.options)
         return self
 
 
-MetricName = Annotated[str, AfterValidator(check_metric)]
+MetricName = Annotated[str, AfterValidator(checks.check_metric)]
 
 
 class TrainingConfig(Section):
@@ -212,4 +205,4 @@ def validate(content: Mapping[str, Any], *, where: str = "config") -> RankerConf
     Raises:
         ConfigError: If a key or value is wrong. The message names every wrong key.
     """
-    return validate_model(RankerConfig, content, where)
+    return checks.validate_model(RankerConfig, content, where)
