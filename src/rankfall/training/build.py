@@ -248,27 +248,18 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     return objective, temperatures
 
 
-def check_objective(
-    objective: Objective,
-    temperatures: Sequence[Temperature],
-    *,
-    stages: int,
-    classifies: bool = False,
-    weighted: bool = False,
-) -> None:
+def check_objective(built: BuiltObjective, config: CascadeConfig) -> None:
     """Call an objective on one impression, so that it refuses options that do not fit each other before training.
 
     Args:
-        objective: The objective, which may have its number of stages from `objective.quotas`.
-        temperatures: Temperatures in it that follow a schedule.
-        stages: Number of stages of the cascade.
-        classifies: Whether the objective takes logits of the label grades instead of scores.
-        weighted: Whether items have weights.
+        built: The objective, which may have its number of stages from `objective.quotas`, and its temperatures.
+        config: Its configuration.
 
     Raises:
         ConfigError: If the objective refuses its options, was built for another number of stages, or returns something
             else than numbers by name.
     """
+    (objective, temperatures), stages = built, len(config.stages)
     kind = type(objective).__name__
     if not hasattr(objective, "stages"):
         raise ConfigError(f"objective: {kind} has no number of stages, expected super().__init__(stages) in __init__")
@@ -276,7 +267,7 @@ def check_objective(
         raise ConfigError(f"objective.quotas: found {objective.stages}, expected one for each of {stages} stages")
     for temperature in temperatures:
         temperature.set(0.0)
-    scores = [torch.zeros(1, 3, 3) if classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
+    scores = [torch.zeros(1, 3, 3) if config.objective.classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for operator in vars(objective).values():
@@ -293,7 +284,7 @@ def check_objective(
                 scores,
                 torch.tensor([[2.0, 1.0, 0.0]]),
                 depth=torch.tensor([[2, 1, 0]]),
-                weight=torch.ones(1, 3) if weighted else None,
+                weight=None if config.weight is None else torch.ones(1, 3),
             )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None

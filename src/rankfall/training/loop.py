@@ -58,13 +58,13 @@ class Prepared:
     Attributes:
         config: Configuration of the run.
         data: Checksums of the parts of the data.
-        make_learner: Makes the learner for a run directory, with a function that is called with warnings.
+        make_learner: Makes the learner, with a function that is called with warnings.
         files: Names and contents of further files of the run.
     """
 
     config: TrainConfig
     data: Mapping[str, str]
-    make_learner: Callable[[Path, OnNotice], Learner[Any]]
+    make_learner: Callable[[OnNotice], Learner[Any]]
     files: Mapping[str, str] = field(default_factory=dict)
 
 

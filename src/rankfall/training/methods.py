@@ -54,14 +54,12 @@ from rankfall.training.train_ranker import load_data, load_lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
-    from typing import Literal
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLoader
     from rankfall.registry import Kind
-    from rankfall.training.checks import Ranker
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.loop import OnEpoch, OnNotice, Prepared, Progress
@@ -192,7 +190,13 @@ class Method(ABC, Generic[Config, Data]):
 
 
 class TrainingMethod(Method[Config, Data]):
-    """A method trained by gradient descent: a ranker or a cascade."""
+    """A method trained by gradient descent: a ranker or a cascade.
+
+    Attributes:
+        prepare: Opens and checks the data of a training run, before anything is written or drawn.
+    """
+
+    prepare: ClassVar[Callable[..., Prepared]]
 
     @abstractmethod
     def checksums(self, data: Data) -> dict[str, str]:
@@ -221,10 +225,6 @@ class TrainingMethod(Method[Config, Data]):
         """Return what a reader of the validation figures has to know."""
         return []
 
-    @abstractmethod
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the data of a training run, before anything is written or drawn."""
-
     def complete(
         self, directory: Path, *, on_notice: OnNotice = warnings.warn, **callbacks: Unpack[Callbacks]
     ) -> runs.TrainResult:
@@ -244,10 +244,6 @@ class TrainingMethod(Method[Config, Data]):
             on_notice(f"the checkpoints in {directory} are damaged: training starts again")
             delete_tree(directory)
             return resume()
-
-    @abstractmethod
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
-        """Load the model of a run, in evaluation mode."""
 
 
 def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -269,6 +265,7 @@ def _is_plain(value: Any) -> bool:
 class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     """A cascade and its objective."""
 
+    prepare = staticmethod(train_cascade.prepare)
     kind: ClassVar[str] = "cascade"
     unit: ClassVar[str] = "impressions"
 
@@ -321,13 +318,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
 
     def _build_loss(self) -> None:
-        built = make_objective(with_depths(self.config, None))
-        check_objective(
-            *built,
-            stages=len(self.config.stages),
-            classifies=self.config.objective.classifies,
-            weighted=self.config.weight is not None,
-        )
+        check_objective(make_objective(with_depths(self.config, None)), self.config)
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -350,16 +341,6 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Check the days, and return the checksums of those of training and validation."""
         cascade_loaders.check_days(data, self.config.data)
         return cascade_loaders.checksums(data, self.config)
-
-    # --- a run --------------------------------------------------------------------------------------------------
-
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the log of a training run."""
-        return train_cascade.prepare(self.config, out, resume=resume, group=group)
-
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
-        """Load the cascade of a run, in evaluation mode."""
-        return train_cascade.load_run(directory, checkpoint=checkpoint)[1]
 
     def evaluate(
         self,
@@ -399,7 +380,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             data: Directory of the log, if it was moved.
             on_notice: Called with each note about the log.
         """
-        config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
+        config, model = self.config, train_cascade.load_run(directory)[1].to(placement_of(self.config.training).device)
         log = ImpressionLog.load(data or config.data.path)
         notes = [*changed(runs.stored_sources(directory)), *_check_log(directory, model, log)]
         for note in notes:
@@ -525,6 +506,7 @@ class ListMethod(Method[Config, RankingData]):
 class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, RankingData]):
     """A ranker and its loss."""
 
+    prepare = staticmethod(train_ranker.prepare)
     kind: ClassVar[str] = "ranker"
     config: RankerConfig
 
@@ -555,17 +537,9 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         self.check_splits(data)
         return dict(data.manifest["files"])
 
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the lists of a training run."""
-        return train_ranker.prepare(self.config, group)
-
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
-        """Load the ranker of a run, in evaluation mode."""
-        return train_ranker.load_run(directory, checkpoint=checkpoint)[1]
-
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory).to(placement_of(self.config.training).device)
+        model = train_ranker.load_run(directory)[1].to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise RankfallError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
@@ -627,13 +601,13 @@ def train(
     with verification(verifies), runs.own_code(config, trains=True):
         with group.together():
             placement = placement_of(config.training, group)
-            run = method_of(config).prepare(out, resume=resume, group=group)
+            run = method_of(config).prepare(config, out, resume=resume, group=group)
         result = finished(out, run.config, run.data, force=force, resume=resume, on_notice=on_notice, group=group)
         if result is not None:
             return result
         with seeded(config.training.seed, config.training.threads, placement.device):
             with group.together():
-                learner = run.make_learner(out, on_notice if group.first else lambda text: None)
+                learner = run.make_learner(on_notice if group.first else lambda text: None)
                 loop = Loop(learner, run.config, out, data=run.data, progress=progress, on_epoch=on_epoch, stop=stop)
             files = {
                 runs.CONFIG: dump_absolute(run.config),

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlflow import MlflowClient
-    from mlflow.entities import Param
     from torch.utils.tensorboard import SummaryWriter
 
     from rankfall.training.config.load_config import TrainConfig
@@ -185,12 +184,14 @@ class _MLflow:
                 self._last[name] = max(one.step for one in self._client.get_metric_history(self._run, name))
 
     def _create(self, config: TrainConfig, out: Path) -> str:
+        from mlflow.entities import Param
+
         name = config.training.mlflow.experiment
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(number, run_name=out.name, tags={"rankfall.run": str(out.absolute())})
         identifier: str = run.info.run_id
-        params = _params(config)
+        params = [Param(key, str(value)) for key, value in leaves(config.model_dump(mode="json")).items()]
         for first in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(identifier, params=params[first : first + 100])
         return identifier
@@ -216,12 +217,6 @@ def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
     make_directory(own)
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own / 'mlflow.db'}"
     return MlflowClient(tracking_uri=uri), uri
-
-
-def _params(config: TrainConfig) -> list[Param]:
-    from mlflow.entities import Param
-
-    return [Param(name, str(value)) for name, value in leaves(config.model_dump(mode="json")).items()]
 
 
 @contextmanager

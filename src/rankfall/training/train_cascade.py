@@ -74,7 +74,7 @@ def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> 
     check_days(log, config.data)
     built = build_objective(log, config)
 
-    def make_learner(out: Path, on_notice: OnNotice) -> CascadeLearner:
+    def make_learner(on_notice: OnNotice) -> CascadeLearner:
         try:
             learner = CascadeLearner(config, out, log, group, built, on_notice)
         except ValueError as error:
@@ -267,12 +267,7 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> build.BuiltObj
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
     """
     built = build.make_objective(config)
-    build.check_objective(
-        *built,
-        stages=len(config.stages),
-        classifies=config.objective.classifies,
-        weighted=config.weight is not None,
-    )
+    build.check_objective(built, config)
     deepest, objective = len(log.spec.stages) - 1, built[0]
     if isinstance(objective, BCE):
         for stage, least in zip(config.stages, objective.min_depth, strict=True):

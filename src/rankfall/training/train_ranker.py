@@ -67,7 +67,7 @@ class Epoch:
 # --- a training run -----------------------------------------------------------------------------------------------
 
 
-def prepare(config: RankerConfig, group: Group) -> Prepared:
+def prepare(config: RankerConfig, out: Path, *, resume: bool, group: Group) -> Prepared:
     """Open and check the lists of a training run; see :func:`rankfall.training.methods.train`."""
     data = load_data(config.data)
     lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
@@ -81,7 +81,7 @@ def prepare(config: RankerConfig, group: Group) -> Prepared:
     if not placement_of(config.training, group).is_cpu and not build.classifies(config.loss):
         check_label_values(built[0], lists["train"], config.loss.name)
 
-    def make_learner(out: Path, on_notice: OnNotice) -> RankerLearner:
+    def make_learner(on_notice: OnNotice) -> RankerLearner:
         grades = count_grades(lists["train"], config.loss.name) if build.classifies(config.loss) else None
         model = make_ranker(config.model, fit_scaling(data, config.data), grades)
         return RankerLearner(config, out, model, built, lists["train"], lists["valid"], group)
