@@ -55,11 +55,6 @@ VERSION = 1
 REMEDY = "train the run again, or restore the file from a copy; --no-verify reads it as it is"
 
 
-def remove_manifest(out: Path) -> None:
-    """Delete the manifest of a run, before files that it lists are replaced."""
-    delete(out / manifests.MANIFEST, missing_ok=True)
-
-
 def seal_run(out: Path, files: Iterable[Path], later: Mapping[str, str] | None = None) -> None:
     """Write the manifest of a run.
 
@@ -538,7 +533,7 @@ def unmark_for_replacement(out: Path) -> None:
 
 def clear(out: Path) -> None:
     """Create the directory, and delete the files of an earlier run."""
-    remove_manifest(out)
+    delete(out / manifests.MANIFEST, missing_ok=True)  # before files that it lists
     make_directory(out / CHECKPOINTS)
     for tracker in (TENSORBOARD, MLFLOW):
         delete_tree(out / tracker, missing_ok=True)

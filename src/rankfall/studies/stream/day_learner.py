@@ -146,13 +146,27 @@ def train_days(
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
     """Raise if a run was started with a different configuration, or with a log that is encoded differently."""
-    if (out / runs.CONFIG).is_file():
-        before = runs.read_config(out)
-        runs.check_same_code(out, config)
-        runs.check_same(
-            out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names))
-        )
-        _check_log(out, log)
+    if not (out / runs.CONFIG).is_file():
+        return
+    before, now = runs.read_config(out), with_depths(config, log.spec.stage_names)
+    runs.check_same_code(out, config)
+    runs.check_same(out, _resumable_settings(before), _resumable_settings(now))
+    if (out / runs.LOG).is_file():
+        runs.verify_run(out, runs.LOG)
+    try:
+        trained = parse_json((out / runs.LOG).read_text())
+    except (FileNotFoundError, ValueError):
+        return  # the run was killed before it trained
+    tables = log.features.tables
+    for table, rows in Features.from_json(trained["features"]).tables.items():
+        if table not in trained["vocabularies"] and tables.get(table, rows) != rows:
+            raise ConfigError(
+                f"data.path: {out} was started with {rows:,} rows of {table}, {log.path} now has {tables[table]:,}. "
+                "The size of a table without a vocabulary is fixed: add days with the ids of the first, or start a "
+                "new stream"
+            )
+    sequences = (f"sequence.{one['name']}" for one in trained["features"]["sequences"])
+    check_compatible(trained, log, used={*trained["rules"], *sequences})
 
 
 def _check_pool(config: CascadeConfig, log: ImpressionLog, days: Iterable[str]) -> None:
@@ -461,27 +475,6 @@ class _DayLoop(Loop["Impressions"]):
         day, loader = self._days[place.epoch - 1], self.learner.loader
         batches = f" of {len(loader)}" if loader.has_chosen(place.epoch - 1) else ""  # unknown before the day is opened
         return f"after batch {place.batch}{batches} of {day}"
-
-
-def _check_log(run: Path, log: ImpressionLog) -> None:
-    """Raise if ids or numbers of a log differ in meaning from those that the run was started with."""
-    if (run / runs.LOG).is_file():
-        runs.verify_run(run, runs.LOG)
-    try:
-        trained = parse_json((run / runs.LOG).read_text())
-    except (FileNotFoundError, ValueError):
-        return  # the run was killed before it trained
-    now = log.features.tables
-    for table, rows in Features.from_json(trained["features"]).tables.items():
-        if table not in trained["vocabularies"] and now.get(table, rows) != rows:
-            raise ConfigError(
-                f"data.path: {run} was started with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. The "
-                "size of a table without a vocabulary is fixed: add days with the ids of the first, or start a new "
-                "stream"
-            )
-    check_compatible(
-        trained, log, used={*trained["rules"], *(f"sequence.{one['name']}" for one in trained["features"]["sequences"])}
-    )
 
 
 LEDGER = "days.json"
