@@ -240,42 +240,33 @@ def _load_stages(
     models: Mapping[str, nn.Module],
     path: str | Path,
 ) -> list[Stage]:
-    described = {stage["name"]: stage for stage in about["stages"]}
+    described, same = {stage["name"]: stage for stage in about["stages"]}, about["same"]
     loaded: dict[str, nn.Module] = {}
     for name in names:
-        loaded[name] = _load_model(described[name], tensors, about["same"], loaded, models, path)
+        stage, prefix = described[name], f"models.{name}."
+        if name in models:
+            model = models[name]
+        elif "model" in stage:
+            if "source" in stage:
+                source = Source(**stage["source"])
+                check_present([source], path)
+                check_weights_fit([source], path)
+            tables = _shared_tables(prefix, same, loaded)
+            model = build_model(stage["model"], Features.from_json(stage["features"]), tables=tables)
+        else:
+            raise RankfallError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
+        stored = {source: source for source in tensors} | dict(same)
+        state = {
+            source.removeprefix(prefix): tensors[target]
+            for source, target in stored.items()
+            if source.startswith(prefix)
+        }
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise RankfallError(f"{path}: the weights of stage {name!r} do not fit its model: {error}") from None
+        loaded[name] = model.eval()
     return [Stage(name, model, described[name]["quota"]) for name, model in loaded.items()]
-
-
-def _load_model(
-    stage: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    same: Mapping[str, str],
-    loaded: Mapping[str, nn.Module],
-    models: Mapping[str, nn.Module],
-    path: str | Path,
-) -> nn.Module:
-    name, prefix = stage["name"], f"models.{stage['name']}."
-    if name in models:
-        model = models[name]
-    elif "model" in stage:
-        features = Features.from_json(stage["features"])
-        if "source" in stage:
-            source = Source(**stage["source"])
-            check_present([source], path)
-            check_weights_fit([source], path)
-        model = build_model(stage["model"], features, tables=_shared_tables(prefix, same, loaded))
-    else:
-        raise RankfallError(f"{path}: the model of stage {name!r} is not from rankfall.models; pass it in `models`")
-    state = {source.removeprefix(prefix): tensors[source] for source in tensors if source.startswith(prefix)}
-    state |= {
-        source.removeprefix(prefix): tensors[target] for source, target in same.items() if source.startswith(prefix)
-    }
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise RankfallError(f"{path}: the weights of stage {name!r} do not fit its model: {error}") from None
-    return model.eval()
 
 
 def _shared_tables(prefix: str, same: Mapping[str, str], loaded: Mapping[str, nn.Module]) -> dict[str, nn.Embedding]:

@@ -52,7 +52,6 @@ from rankfall.training.train_ranker import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -244,12 +243,22 @@ class Ranker(_Fitted):
         sets = eval_pairs(eval_set, eval_X, eval_y)
         evaluated = self._eval_splits(encoding, sets, eval_names, eval_group, eval_qid)
         metrics = [parse(name) for name in _metric_names(eval_metric, eval_at)]
-        with self._code_of_file(), _naming_arguments():
+        stored = self._loaded  # the file of a loaded ranker whose loss or model is still the one of that file
+        named = stored is not None and any(stored.names(name, getattr(self, name)) for name in ("loss", "model"))
+        code = stored_code(stored.path, trust=stored.trust) if stored is not None and named else nullcontext()
+        with code, _naming_arguments():
             config = self._config(metrics[0].name, next(iter(evaluated), NOT_VALIDATED))
             with own_code(config, trains=True):
                 built = self._build_loss(config, weights)
                 learner, result = self._train(config, built, train, evaluated, metrics, weights)
-        self._keep(learner, result)
+        self.model_ = learner.model.eval()
+        self.n_iter_, self.best_iteration_ = result.epochs, result.best_epoch
+        self.evals_result_ = learner.results
+        self.best_score_ = {
+            name: {metric: values[result.best_epoch - 1] for metric, values in of_set.items()}
+            for name, of_set in learner.results.items()
+        }
+        self.loss_curve_ = learner.losses
         self._keep_encoding(encoding)
         return self
 
@@ -258,13 +267,6 @@ class Ranker(_Fitted):
         self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
         if encoding.named:
             self.feature_names_in_ = np.array(encoding.names, dtype=object)
-
-    def _code_of_file(self) -> AbstractContextManager[None]:
-        """Return the context for code that a file names, if the loss or the model is still the one of that file."""
-        stored = self._loaded
-        if stored is None or not any(stored.names(name, getattr(self, name)) for name in ("loss", "model")):
-            return nullcontext()
-        return stored_code(stored.path, trust=stored.trust)
 
     def _split(
         self,
@@ -394,24 +396,15 @@ class Ranker(_Fitted):
                 grades = count_grades(lists, self._shown(config).loss.name) if self._classifies(config) else None
                 model = make_ranker(config.model, fit_scaling(data, config.data), grades)
                 learner = ListLearner(self._shown(config), out, model, built, lists, evaluated, metrics, weights)
-                loop = ListLoop(learner, config, out, data={}, on_epoch=self._on_epoch)
+
+                def on_epoch(epoch: Epoch, _: object) -> None:
+                    if self.verbose:
+                        sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
+
+                loop = ListLoop(learner, config, out, data={}, on_epoch=on_epoch)
                 result = train_in(loop, {}, resume=False, on_notice=warnings.warn)
             learner.load_best(out / CHECKPOINTS / BEST)
         return learner, result
-
-    def _on_epoch(self, epoch: Epoch, learner: object) -> None:
-        if self.verbose:
-            sys.stderr.write(f"epoch {epoch.epoch}: loss {epoch.loss:.5g}, metric {epoch.metric:.5g}\n")
-
-    def _keep(self, learner: ListLearner, result: TrainResult) -> None:
-        self.model_ = learner.model.eval()
-        self.n_iter_, self.best_iteration_ = result.epochs, result.best_epoch
-        self.evals_result_ = learner.results
-        self.best_score_ = {
-            name: {metric: values[result.best_epoch - 1] for metric, values in metrics.items()}
-            for name, metrics in learner.results.items()
-        }
-        self.loss_curve_ = learner.losses
 
     # --- scoring ------------------------------------------------------------------------------------------------
 

@@ -791,7 +791,7 @@ def test_a_traceback_goes_with_its_cause(
     plan = make_plan(load_comparison(write()), tmp_path)
     step = Step(plan.run("softmax", "one", {}, 0), "test")
     with monkeypatch.context() as patch:
-        patch.setattr(comparing, "_test", lambda run: 1 / 0)
+        patch.setattr(comparing, "write_evaluation", lambda directory, evaluation: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             perform(step)
     assert "ZeroDivisionError" in (step.run.directory / "error.txt").read_text()

@@ -188,7 +188,7 @@ def test_temperatures_follow_their_schedule(
         config_for(data, loss={"name": "pirank_ndcg_loss", **options}, training={"epochs": 3, "batch": 30})
     )
     built = make_loss(config.loss)
-    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: built)
+    monkeypatch.setattr("rankfall.training.build.make_loss", lambda config: built)
     (temperature,) = built[1]
     seen: list[float] = []
     train(config, tmp_path / "run", progress=lambda step: seen.append(temperature.value.item()))
@@ -438,7 +438,7 @@ def test_a_loss_that_explodes_stops_with_advice(data: Path, tmp_path: Path) -> N
 def replace_loss(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor]) -> None:
     module, _ = make_loss(LossConfig(name="softmax_loss"))
     monkeypatch.setattr(module, "function", function)
-    monkeypatch.setattr("rankfall.training.train_ranker.make_loss", lambda config: (module, []))
+    monkeypatch.setattr("rankfall.training.build.make_loss", lambda config: (module, []))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -282,7 +282,7 @@ class _Still(Learner[Any]):
     def depends_on(self, term: str, part: str) -> bool:
         return term == part
 
-    terms = where = validate = line = save = parameters = diverged = untrained = None  # type: ignore[assignment]
+    terms = validate = line = save = where = None  # type: ignore[assignment]
 
 
 _Still.__abstractmethods__ = frozenset()

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from jaxtyping import Bool, Float
-
     from rankfall.option_types import Count, Depth, Fraction, Scale
 
 
@@ -195,33 +193,12 @@ class PerStage(Objective):
         self.relevant = None if labels == "grades" or relevant is None else check_count("relevant", relevant)
         self.losses = nn.ModuleList(copy.deepcopy(loss) for _ in range(stages))
 
-    def parts(
-        self,
-        scores: Sequence[Tensor],
-        labels: Float[Tensor, "*batch n"],
-        *,
-        relevance: Tensor | None = None,
-        depth: Tensor | None = None,
-        mask: Bool[Tensor, "*batch n"] | None = None,
-        weight: Float[Tensor, "*batch n"] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the loss of each stage by name; see :meth:`Objective.parts`.
-
-        Args:
-            scores: One floating tensor ``(..., n)`` per stage, or logits ``(..., n, grades)`` for a loss that takes
-                them.
-            labels: Tensor ``(..., n)`` of full-stage grades. Higher is better.
-            relevance: Tensor ``(..., n)``, above 0 for relevant items. The ground truth consists of the most relevant
-                ones, of equally relevant ones those with the best grades. Default: items with a grade above 0 are
-                relevant, all equally.
-            depth: Tensor ``(..., n)`` of the deepest stage that each item reached in the log. Not used.
-            mask: Boolean tensor ``(..., n)``, True for real items. Default: all items are real.
-            weight: Tensor ``(..., n)`` of item weights, passed to the loss. Default: every item has the weight 1.
-        """
-        if isinstance(scores, list | tuple) and all(_are_logits(stage, labels) for stage in scores):
-            batch = self._check([stage[..., 0] for stage in scores], labels, relevance, depth, mask, weight)
-            return self.terms(replace(batch, scores=list(scores)))
-        return super().parts(scores, labels, relevance=relevance, depth=depth, mask=mask, weight=weight)
+    def _check(self, scores: Sequence[Tensor], labels: Tensor, *others: Tensor | None) -> Impression:
+        logits = isinstance(labels, Tensor) and isinstance(scores, list | tuple)
+        if logits and all(isinstance(one, Tensor) and one.ndim == labels.ndim + 1 for one in scores):
+            batch = super()._check([one[..., 0] for one in scores], labels, *others)
+            return replace(batch, scores=list(scores))
+        return super()._check(scores, labels, *others)
 
     def terms(self, batch: Impression) -> dict[str, Tensor]:
         labels = batch.grades if self.relevant is None else batch.truth(self.relevant)
@@ -245,11 +222,6 @@ def _check_takes_weight(loss: nn.Module) -> None:
         raise RankfallError(
             f"weight: {type(loss).__name__} takes no item weights; leave weight out, or use another loss"
         )
-
-
-def _are_logits(scores: Tensor, labels: Tensor) -> bool:
-    both = isinstance(scores, Tensor) and isinstance(labels, Tensor)
-    return both and scores.ndim == labels.ndim + 1
 
 
 @register.objective("icc")

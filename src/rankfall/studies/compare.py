@@ -204,24 +204,25 @@ def _verdicts(
     metric: str, outcome: Outcome, tests: Mapping[Over, Mapping[Pair, TestResult]], against: str | None
 ) -> list[results.Verdict]:
     """Compare every method with the reference."""
-    reference = against or _best(metric, outcome)
+    sign = 1 if outcome.higher_is_better[metric] else -1
+    best = max(outcome.values, key=lambda name: sign * float(outcome.values[name][metric].mean(0).nanmean()))
+    reference = against or best
     figures: dict[str, dict[Over, results.TestFigures]] = {name: {} for name in outcome.values}
     for over, found in tests.items():
         # A reference that was named beforehand leaves one test per method. The best one is found by all pairs.
         family = {pair: test for pair, test in found.items() if against is None or against in pair}
         for (first, second), test in _adjusted(family).items():
             if first == reference:
-                figures[second][over] = _turned(test)
+                figures[second][over] = replace(test, difference=-test.difference, low=-test.high, high=-test.low)
             elif second == reference:
                 figures[first][over] = test
         figures[reference][over] = results.TestFigures(0.0, 0.0, 0.0, 1.0, 1.0)
-    sign = 1 if outcome.higher_is_better[metric] else -1
     return [
         results.Verdict(
             metric=metric,
             method=name,
             against=reference,
-            outcome=_outcome(name == reference, of.get("both"), sign),
+            outcome="reference" if name == reference and "both" in of else decide(of.get("both"), sign),
             over_queries=of["queries"],
             over_seeds=of.get("seeds"),
             over_both=of.get("both"),
@@ -230,30 +231,15 @@ def _verdicts(
     ]
 
 
-def _outcome(
-    is_reference: bool, test: results.TestFigures | None, sign: int
-) -> Literal["better", "worse", "not distinguishable", "no claim", "reference"]:
+def decide(
+    test: results.TestFigures | None, sign: int
+) -> Literal["better", "worse", "not distinguishable", "no claim"]:
+    """Return what a test says about a method; `sign` is 1 if higher values are better, else -1."""
     if test is None:
         return "no claim"
-    return "reference" if is_reference else decide(test, sign)
-
-
-def decide(test: results.TestFigures, sign: int) -> Literal["better", "worse", "not distinguishable"]:
-    """Return what a test says about a method; `sign` is 1 if higher values are better, else -1."""
     if test.adjusted_p_value >= LEVEL:
         return "not distinguishable"
     return "better" if sign * test.difference > 0 else "worse"
-
-
-def _turned(test: results.TestFigures) -> results.TestFigures:
-    """Return the test of the opposite difference."""
-    return results.TestFigures(-test.difference, -test.high, -test.low, test.p_value, test.adjusted_p_value)
-
-
-def _best(metric: str, outcome: Outcome) -> str:
-    """Return the method with the best mean, the first of several."""
-    sign = 1 if outcome.higher_is_better[metric] else -1
-    return max(outcome.values, key=lambda name: sign * float(outcome.values[name][metric].mean(0).nanmean()))
 
 
 COMPARISON, COMPARISON_CONFIG, VALUES, ERROR = "comparison.json", "comparison.yaml", "values.parquet", "error.txt"
@@ -310,17 +296,13 @@ def compare_methods(
     make_directory(out)
     with locked(out / ".lock", busy=f"out: another comparison is working in {out}"):
         steps = _Steps(jobs or (config.jobs if engine is LOCAL else None), engine, on_step, on_notice)
-        on_plan(_count_steps(plan))
         trials = plan.trials()
+        tried = sum(len(candidates) for candidates in trials.values() if len(candidates) > 1)
+        on_plan(tried + len(trials) * len(config.seeds))
         steps.perform(Step(run, "train") for runs in trials.values() if len(runs) > 1 for run in runs)
         runs = plan.repeated(_choose(trials, plan.validation_metric))
         steps.perform(Step(run, "test") for run in runs)
         return _write_result(plan, runs, steps.failures)
-
-
-def _count_steps(plan: Plan) -> int:
-    trials = sum(len(candidates) for candidates in plan.candidates.values() if len(candidates) > 1)
-    return len(plan.folds) * (trials + len(plan.candidates) * len(plan.config.seeds))
 
 
 def _choose(trials: Mapping[tuple[str, str], Sequence[Run]], metric: str) -> list[Run]:
@@ -398,11 +380,12 @@ def perform(step: Step) -> list[str]:
     torch.set_num_threads(1)  # jobs share the processor, and results must not depend on their number
     try:
         if validation(step.run) is None:
-            _train(step.run, notices.append)
+            delete(step.run.directory / ERROR, missing_ok=True)
+            method_of(step.run.config).complete(step.run.directory, on_notice=notices.append)
         else:  # left over if the process was killed at the very end of the training run
             Checkpoints(step.run.directory / CHECKPOINTS, 1).clear()
         if step.action == "test":
-            _test(step.run)
+            write_evaluation(step.run.directory, method_of(step.run.config).evaluate(step.run.directory))
         delete(step.run.directory / ERROR, missing_ok=True)  # of an earlier attempt
     except Exception:
         make_directory(step.run.directory)
@@ -411,15 +394,6 @@ def perform(step: Step) -> list[str]:
     finally:
         torch.set_num_threads(threads)
     return notices
-
-
-def _train(run: Run, on_notice: Callable[[str], None]) -> None:
-    delete(run.directory / ERROR, missing_ok=True)
-    method_of(run.config).complete(run.directory, on_notice=on_notice)
-
-
-def _test(run: Run) -> None:
-    write_evaluation(run.directory, method_of(run.config).evaluate(run.directory))
 
 
 def _is_tested(run: Run) -> bool:
@@ -443,6 +417,9 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[results.RunFai
     tables = {
         method: pa.concat_tables(_values(run, metrics) for run in of_method) for method, of_method in tested.items()
     }
+    evaluations = [
+        results.SplitEvaluation.load(evaluation_files(run.directory)[0]) for of in tested.values() for run in of
+    ]
     against = plan.config.against if plan.config.against in tables else None  # it may have failed
     summary = summarise(_outcome_of_tables(plan, tables, metrics), against=against) if tables else Summary([], [])
     result = results.ComparisonResult(
@@ -457,9 +434,7 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[results.RunFai
         against=against,
         verdicts=summary.verdicts,
         pairs=summary.pairs,
-        warnings=list(
-            dict.fromkeys(text for of_method in tested.values() for run in of_method for text in _warned(run))
-        ),
+        warnings=list(dict.fromkeys(text for one in evaluations for text in one.warnings)),
         metric=plan.validation_metric,
     )
     result.save(plan.out / COMPARISON)
@@ -470,11 +445,6 @@ def _write_result(plan: Plan, runs: Sequence[Run], failures: list[results.RunFai
         pq.write_table(pa.concat_tables([table.select(names) for table in tables.values()]), sink)
         write_file(plan.out / VALUES, sink.getvalue().to_pybytes())
     return result
-
-
-def _warned(run: Run) -> list[str]:
-    """Return the warnings of the evaluation of a run."""
-    return results.SplitEvaluation.load(evaluation_files(run.directory)[0]).warnings
 
 
 def _values(run: Run, metrics: Sequence[str]) -> pa.Table:

@@ -417,7 +417,13 @@ def check_comparison(config: ComparisonConfig) -> Plan:
     """Return the plan of a comparison, as far as it can be made and checked without the data."""
     plan = _plan(config, Path(), "")
     for run in _runs(plan):
-        _check_run(run, plan.validation_metric)
+        method = method_of(run.config)
+        method.check_components(f"methods.{run.method}")
+        if method.metric != plan.validation_metric:
+            raise ConfigError(
+                f"methods.{run.method}: found training.metric {method.metric}, expected that of all methods, "
+                f"{plan.validation_metric}"
+            )
     return plan
 
 
@@ -437,19 +443,13 @@ def _plan(config: ComparisonConfig, out: Path, data_checksum: str) -> Plan:
     return Plan(config, variants, folds, _candidates(config, variants), out, data_checksum)
 
 
-def _check_run(run: Run, metric: str) -> None:
-    method = method_of(run.config)
-    method.check_components(f"methods.{run.method}")
-    if method.metric != metric:
-        raise ConfigError(
-            f"methods.{run.method}: found training.metric {method.metric}, expected that of all methods, {metric}"
-        )
-
-
 def _candidates(config: ComparisonConfig, variants: Mapping[str, Variant]) -> dict[str, list[Settings]]:
     """Return the settings to try for each method: equally many for all methods, except those that are not tuned."""
     grids = {name: _grid(config, name, one) for name, one in variants.items()}
-    sizes = {name: len(grids[name]) for name, one in variants.items() if not _is_settled(one)}
+    # a method that tunes itself, or has ``tune: {}``, has its settings, for instance from a paper
+    settled = [kind for kind, baseline in BASELINES.items() if baseline.tunes_itself]
+    tuned = [name for name, one in variants.items() if one.tune != {} and one.kind not in settled]
+    sizes = {name: len(grids[name]) for name in tuned}
     budget = config.budget
     if budget is None:
         if len(set(sizes.values())) > 1:
@@ -477,11 +477,6 @@ def _grid(config: ComparisonConfig, name: str, variant: Variant) -> list[Setting
     if points > MAX_POINTS:
         raise ConfigError(f"methods.{name}.tune: found a grid of {points:,} points, expected at most {MAX_POINTS:,}")
     return [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
-
-
-def _is_settled(variant: Variant) -> bool:
-    """Return whether a method tunes itself, or has ``tune: {}``: its settings are given, for instance by a paper."""
-    return variant.tune == {} or (variant.kind in BASELINES and BASELINES[variant.kind].tunes_itself)
 
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:

@@ -250,35 +250,30 @@ class ComparisonResult(Tables, Result):
 def _method_rows(methods: list[MethodResult], metrics: list[str], verdicts: list[Verdict]) -> list[dict[str, Any]]:
     """Return one row per method and metric, with the verdict and the test that it comes from."""
     known = {(verdict.method, verdict.metric): verdict for verdict in verdicts}
-    return [
-        {"method": method.name, "metric": shown_name(name), **_summary_row(found), **_verdict_row(known, method, name)}
-        for method in methods
-        for name in metrics
-        if (found := method.metrics.get(name)) is not None
-    ]
-
-
-def _summary_row(summary: MetricSummary) -> dict[str, Any]:
-    return {name: getattr(summary, name) for name in ("mean", "std", "chance", "low", "high", "queries")}
-
-
-def _verdict_row(known: dict[tuple[str, str], Verdict], method: MethodResult, metric: str) -> dict[str, Any]:
-    verdict = known.get((method.name, metric))
-    test = verdict and verdict.shown
-    return {
-        "outcome": verdict.outcome if verdict else None,
-        "against": verdict.against if verdict else None,
-        "difference": test.difference if test else None,
-        "adjusted_p_value": test.adjusted_p_value if test else None,
-    }
+    rows = []
+    for method in methods:
+        for name in metrics:
+            if (found := method.metrics.get(name)) is not None:
+                verdict = known.get((method.name, name))
+                rows.append(
+                    {
+                        "method": method.name,
+                        "metric": shown_name(name),
+                        **{key: getattr(found, key) for key in ("mean", "std", "chance", "low", "high", "queries")},
+                        **{key: getattr(verdict, key, None) for key in ("outcome", "against")},
+                        **{
+                            key: getattr(verdict and verdict.shown, key, None)
+                            for key in ("difference", "adjusted_p_value")
+                        },
+                    }
+                )
+    return rows
 
 
 def _run_row(method: MethodResult, run: MethodRun) -> dict[str, Any]:
     return {
         "method": method.name,
-        "fold": run.fold,
-        "seed": run.seed,
-        "validation": run.validation,
+        **{key: getattr(run, key) for key in ("fold", "seed", "validation")},
         "settings": (method.settings or {}).get(run.fold, {}),
         "directory": run.directory,
     }
@@ -386,14 +381,9 @@ class SearchResult(Tables, Result):
         return {
             "trials": [
                 {
-                    "trial": trial.trial,
-                    "state": trial.state,
-                    "value": trial.value,
+                    **{key: getattr(trial, key) for key in ("trial", "state", "value")},
                     **{key: trial.settings.get(key) for key in self.search},
-                    "best_epoch": trial.best_epoch,
-                    "seconds": trial.seconds,
-                    "error": trial.error,
-                    "directory": trial.directory,
+                    **{key: getattr(trial, key) for key in ("best_epoch", "seconds", "error", "directory")},
                 }
                 for trial in self.trials
             ]

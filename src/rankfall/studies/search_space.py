@@ -185,20 +185,15 @@ class Search:
 
     def check(self) -> None:
         """Raise for values that no configuration allows, and for values that change the measurement."""
-        names_first(self._check_values)()
+        values = [(key, value) for key, dimension in self.space.items() for value in dimension.ends]
+        names_first(lambda: [self._with(key, value, build=False) for key, value in values])()
         measured = _measured(self.first())
-        for key, dimension in self.space.items():
-            for value in dimension.ends:
-                if _measured(self._with(key, value)) != measured:
-                    raise ConfigError(
-                        f"{self.where}: search.{key}: {shown(value)} changes what is measured, and trials could not be "
-                        f"compared; a search must not change {_MEASURED}"
-                    )
-
-    def _check_values(self) -> None:
-        for key, dimension in self.space.items():
-            for value in dimension.ends:
-                self._with(key, value, build=False)
+        for key, value in values:
+            if _measured(self._with(key, value)) != measured:
+                raise ConfigError(
+                    f"{self.where}: search.{key}: {shown(value)} changes what is measured, and trials could not be "
+                    f"compared; a search must not change {_MEASURED}"
+                )
 
     def _with(self, key: str, value: Any, *, build: bool = True) -> TrainConfig:
         """Return a configuration in which a value is allowed; some values are allowed only with some others.

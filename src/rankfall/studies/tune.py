@@ -93,20 +93,17 @@ class _Lock:
             ExitStack() as stack
         ):  # after an error Optuna does not release the lock, and the next attempt would wait for it
             stack.enter_context(locked(self._path, wait=True))
-            self._remove_incomplete_line()
+            with open_new(self._path, "r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - LINE))
+                end = file.read()
+                if end and not end.endswith(b"\n"):
+                    file.truncate(size - len(end) + end.rfind(b"\n") + 1)
             self._held = stack.pop_all()
         return True
 
     def release(self) -> None:
         self._held.close()
-
-    def _remove_incomplete_line(self) -> None:
-        with open_new(self._path, "r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - LINE))
-            end = file.read()
-            if end and not end.endswith(b"\n"):
-                file.truncate(size - len(end) + end.rfind(b"\n") + 1)
 
 
 JOURNAL, TRIALS, RESULTS, BEST, CONFIG = "study.journal", "trials", "trials.json", "best.yaml", "tune.yaml"
@@ -185,27 +182,21 @@ class Study:
     def take_back(self, *, died: bool = True) -> None:
         """Put abandoned trials back into the queue."""
         for trial in self._trials():
-            if trial.state.name != "RUNNING" or not self._is_free(trial.number):
+            if trial.state.name != "RUNNING":
                 continue
+            try:
+                with locked(self.lock(trial.number)):
+                    pass
+            except LockedError:
+                continue  # it runs
             deaths = trial.user_attrs.get("deaths", 0) + died
             self._storage.set_trial_user_attr(trial._trial_id, "deaths", deaths)
             if deaths < DEATHS:
-                self._give_back(trial._trial_id)
+                self.postpone(trial._trial_id)
             else:
                 error = f"the process of the trial ended {DEATHS} times, killed or out of memory"
                 self._storage.set_trial_user_attr(trial._trial_id, "error", error)
                 self._study.tell(trial.number, state=_state("FAIL"))
-
-    def _give_back(self, trial_id: int) -> None:
-        """Put a trial at the front of the queue, unchanged."""
-        self._storage.set_trial_state_values(trial_id, state=_state("WAITING"))
-
-    def _is_free(self, number: int) -> bool:
-        try:
-            with locked(self.lock(number)):
-                return True
-        except LockedError:
-            return False
 
     # --- one trial ----------------------------------------------------------------------------------------------
 
@@ -216,23 +207,20 @@ class Study:
         self._study.sampler = load_optuna().samplers.TPESampler(seed=int(numbers[0]))
         return self._study.ask({key: dimension.distribution() for key, dimension in self.search.space.items()})
 
+    def end(self, trial: Trial, state: str, **attributes: Any) -> None:
+        """Record that a trial was pruned or failed."""
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+        self._study.tell(trial, state=_state(state))
+
     def complete(self, trial: Trial, value: float, result: dict[str, Any]) -> None:
         """Record the value of a trial."""
         trial.set_user_attr("result", result)
         self._study.tell(trial, value)
 
-    def prune(self, trial: Trial) -> None:
-        """Record that a trial was pruned."""
-        self._study.tell(trial, state=_state("PRUNED"))
-
-    def fail(self, trial: Trial, error: str) -> None:
-        """Record that a trial failed."""
-        trial.set_user_attr("error", error)
-        self._study.tell(trial, state=_state("FAIL"))
-
-    def postpone(self, trial: Trial) -> None:
-        """Put an interrupted trial back into the queue."""
-        self._give_back(trial._trial_id)
+    def postpone(self, trial_id: int) -> None:
+        """Put a trial at the front of the queue, unchanged."""
+        self._storage.set_trial_state_values(trial_id, state=_state("WAITING"))
 
     def reported(self, trial: Trial) -> set[int]:
         """Return the epochs whose value was reported."""
@@ -250,8 +238,10 @@ class Study:
 
     def write_results(self) -> SearchResult:
         """Write and return the results, and delete the weights of all trials but the best."""
+        sign = 1 if self.higher_is_better else -1
         with self.alone():
-            best = self._best()
+            complete = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
+            best = max(complete, key=lambda trial: sign * cast("float", trial.value), default=None)  # the first of them
             result = SearchResult(
                 metric=self.metric,
                 higher_is_better=self.higher_is_better,
@@ -267,12 +257,6 @@ class Study:
                     delete_tree(self.directory(trial.number) / CHECKPOINTS, missing_ok=True)
                     delete(self.lock(trial.number), missing_ok=True)
             return result
-
-    def _best(self) -> FrozenTrial | None:
-        """Return the first of the best complete trials."""
-        complete = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
-        sign = 1 if self.higher_is_better else -1
-        return max(complete, key=lambda trial: sign * cast("float", trial.value), default=None)
 
     def result(self, number: int) -> TrialResult:
         """Return the result of a trial."""
@@ -339,7 +323,12 @@ def tune(
     """
     load_optuna()  # raises before anything is read or written
     _check_free(out)
-    begun = _begun(search)
+    config = search.first()  # what must not change while a search continues: configuration, space and data
+    begun = {
+        "config": config.model_dump(mode="json"),
+        "search": search.written()["search"],
+        "data": _checksums(config),
+    }
     study = Study(search, out)
     study.begin(begun)
     task = Task(search, out, trials or search.trials, seed, math.inf if timeout is None else time.time() + timeout)
@@ -451,7 +440,9 @@ def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
     """Train, and record the outcome."""
     optuna, search, number = load_optuna(), study.search, trial.number
     try:
-        config = _without_test(search.config(search.read(trial.params)))
+        config = search.config(search.read(trial.params))
+        # without test data, so that a trial cannot read them
+        config = config.model_copy(update={"data": config.data.model_copy(update={"test": []})})
         result = method_of(config).complete(
             study.directory(number),
             progress=_progress(study, trial, listeners.on_step),
@@ -459,15 +450,21 @@ def _do(study: Study, trial: Trial, listeners: _Listeners) -> None:
             stop=listeners.stop,
         )
     except optuna.TrialPruned:
-        study.prune(trial)
+        study.end(trial, "PRUNED")
     except Stopped:
-        study.postpone(trial)
+        study.postpone(trial._trial_id)
         raise
     except Exception as error:
         if _is_from_outside(error, study):
-            study.postpone(trial)
+            study.postpone(trial._trial_id)
             raise EnvironmentFailure(f"trial {number} was interrupted; run the command again: {error}") from None
-        study.fail(trial, _message(error, study.directory(number)))
+        if isinstance(error, ValueError) and is_expected(error):
+            message = str(error)
+        else:  # with the traceback in a file
+            make_directory(study.directory(number))
+            write_file(study.directory(number) / ERROR, traceback.format_exc())
+            message = one_line(error)
+        study.end(trial, "FAIL", error=message)
     else:
         study.complete(trial, result.best_metric, asdict(result))
 
@@ -488,11 +485,6 @@ def _progress(study: Study, trial: Trial, on_step: OnStep) -> Callable[[Step], N
     return report
 
 
-def _without_test(config: TrainConfig) -> TrainConfig:
-    """Return a configuration without test data, so that a trial cannot read them."""
-    return config.model_copy(update={"data": config.data.model_copy(update={"test": []})})
-
-
 def _is_from_outside(error: Exception, study: Study) -> bool:
     """Whether an error has another cause than the settings of a trial: a disk, a server, missing data."""
     if isinstance(error, OSError | EnvironmentFailure | LockedError):
@@ -501,15 +493,6 @@ def _is_from_outside(error: Exception, study: Study) -> bool:
         return _checksums(study.search.first()) != (study.begun() or {}).get("data")
     except (ValueError, OSError):
         return True
-
-
-def _message(error: Exception, directory: Path) -> str:
-    """Return the message of a failure; the traceback of unexpected errors is written to a file."""
-    if isinstance(error, ValueError) and is_expected(error):
-        return str(error)
-    make_directory(directory)
-    write_file(directory / ERROR, traceback.format_exc())
-    return one_line(error)
 
 
 # --- start of a search --------------------------------------------------------------------------------------------
@@ -521,13 +504,6 @@ def _check_free(out: Path) -> None:
     begun = (TRIALS, ".lock", JOURNAL)  # another process may be starting the search
     if out.is_dir() and not (out / JOURNAL).is_file() and any(path.name not in begun for path in out.iterdir()):
         raise RankfallError(f"out: {out} holds other files and no search; name another directory")
-
-
-def _begun(search: Search) -> dict[str, Any]:
-    """Return what must not change while a search continues: configuration, space and data."""
-    config = search.first()
-    space = {"search": search.written()["search"]}
-    return {"config": config.model_dump(mode="json"), **space, "data": _checksums(config)}
 
 
 def _checksums(config: TrainConfig) -> dict[str, str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankfall.data.impressions.loader import ImpressionLoader
     from rankfall.data.impressions.spec import Features
     from rankfall.objectives import Objective
-    from rankfall.registry import Kind, Part
+    from rankfall.registry import Kind
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.sections import OptimizerConfig
 
@@ -151,24 +151,23 @@ def make_options(
         given: Options in the configuration.
         temperatures: List to which temperatures with a schedule are added, also those of operators and losses.
     """
-    known = registry.options(kind, component)
-    parts = {name: one.part for name, one in known.items()}
-    return {name: _make_option(name, parts.get(name), value, temperatures) for name, value in given.items()}
-
-
-def _make_option(name: str, part: Part | None, value: Any, temperatures: list[Temperature]) -> Any:
-    if part is None or value is None:
-        return scheduled(name, value, temperatures)
-    given = {"name": value} if isinstance(value, str) else value
-    if part == "loss":
-        loss, own = make_loss(LossConfig.model_validate(given))
-        temperatures.extend(own)
-        return loss
-    options = {key: scheduled(key, option, temperatures) for key, option in given.items() if key != "name"}
-    operator = registry.get("operator", given["name"])
-    if part == "topk":
-        return ops.topk(operator, **options)
-    return partial(operator, **options) if options else operator
+    parts = {name: one.part for name, one in registry.options(kind, component).items()}
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        part, named = parts.get(name), {"name": value} if isinstance(value, str) else value
+        if part is None or value is None:
+            options[name] = scheduled(name, value, temperatures)
+        elif part == "loss":
+            options[name], own = make_loss(LossConfig.model_validate(named))
+            temperatures.extend(own)
+        else:
+            operator = registry.get("operator", named["name"])
+            of_part = {key: scheduled(key, one, temperatures) for key, one in named.items() if key != "name"}
+            if part == "topk":
+                options[name] = ops.topk(operator, **of_part)
+            else:
+                options[name] = partial(operator, **of_part) if of_part else operator
+    return options
 
 
 _TOLERANCE = 1e-3  # of probabilities that a user's operator returns
@@ -249,27 +248,18 @@ def make_objective(config: CascadeConfig) -> BuiltObjective:
     return objective, temperatures
 
 
-def check_objective(
-    objective: Objective,
-    temperatures: Sequence[Temperature],
-    *,
-    stages: int,
-    classifies: bool = False,
-    weighted: bool = False,
-) -> None:
+def check_objective(built: BuiltObjective, config: CascadeConfig) -> None:
     """Call an objective on one impression, so that it refuses options that do not fit each other before training.
 
     Args:
-        objective: The objective, which may have its number of stages from `objective.quotas`.
-        temperatures: Temperatures in it that follow a schedule.
-        stages: Number of stages of the cascade.
-        classifies: Whether the objective takes logits of the label grades instead of scores.
-        weighted: Whether items have weights.
+        built: The objective, which may have its number of stages from `objective.quotas`, and its temperatures.
+        config: Its configuration.
 
     Raises:
         ConfigError: If the objective refuses its options, was built for another number of stages, or returns something
             else than numbers by name.
     """
+    (objective, temperatures), stages = built, len(config.stages)
     kind = type(objective).__name__
     if not hasattr(objective, "stages"):
         raise ConfigError(f"objective: {kind} has no number of stages, expected super().__init__(stages) in __init__")
@@ -277,78 +267,64 @@ def check_objective(
         raise ConfigError(f"objective.quotas: found {objective.stages}, expected one for each of {stages} stages")
     for temperature in temperatures:
         temperature.set(0.0)
-    scores = [torch.zeros(1, 3, 3) if classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
+    scores = [torch.zeros(1, 3, 3) if config.objective.classifies else torch.tensor([[0.0, 1.0, 2.0]])] * stages
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             for operator in vars(objective).values():
                 if isinstance(operator, Operator) and operator.function is not None:
-                    _check_operator(operator)
+                    # Training does not check that these are probabilities: a GPU would have to wait for values.
+                    found = operator(torch.tensor([[0.0, 1.0, 2.0]]), 1)
+                    low, high = float(found.min()), float(found.max())
+                    if not (low > -_TOLERANCE and high < 1 + _TOLERANCE):  # also NaN
+                        raise RankfallError(
+                            f"{operator.name} returned values from {low:.4g} to {high:.4g} for the scores 0, 1, 2 and "
+                            "k=1, expected inclusion probabilities from 0 to 1"
+                        )
             terms = objective.parts(
                 scores,
                 torch.tensor([[2.0, 1.0, 0.0]]),
                 depth=torch.tensor([[2, 1, 0]]),
-                weight=torch.ones(1, 3) if weighted else None,
+                weight=None if config.weight is None else torch.ones(1, 3),
             )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"objective: {error}") from None
-    _check_terms(kind, terms)
-
-
-def _check_operator(operator: Operator) -> None:
-    """Check that a user's operator returns probabilities. Training does not: a GPU would have to wait for values."""
-    found = operator(torch.tensor([[0.0, 1.0, 2.0]]), 1)
-    low, high = float(found.min()), float(found.max())
-    if not (low > -_TOLERANCE and high < 1 + _TOLERANCE):  # also NaN
-        raise RankfallError(
-            f"{operator.name} returned values from {low:.4g} to {high:.4g} for the scores 0, 1, 2 and k=1, expected "
-            "inclusion probabilities from 0 to 1"
-        )
-
-
-def _check_terms(kind: str, terms: object) -> None:
     expected = 'expected a dictionary of numbers by name, such as {"stage1/loss": tensor(0.5)}'
     if not isinstance(terms, dict) or not terms:
-        found = "an empty dictionary" if isinstance(terms, dict) else type(terms).__name__
-        raise ConfigError(f"objective: {kind}.terms returned {found}, {expected}")
+        what = "an empty dictionary" if isinstance(terms, dict) else type(terms).__name__
+        raise ConfigError(f"objective: {kind}.terms returned {what}, {expected}")
     for name, term in terms.items():
         if not isinstance(term, Tensor) or term.shape != ():
-            found = f"the shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            raise ConfigError(f"objective: {kind}.terms returned {found} as {name!r}, {expected}")
+            what = f"the shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            raise ConfigError(f"objective: {kind}.terms returned {what} as {name!r}, {expected}")
 
 
-def with_depths(config: CascadeConfig, stages: Sequence[str]) -> CascadeConfig:
-    """Return the configuration with numbers instead of names of the log's `stages` in `min_depth`."""
+def with_depths(config: CascadeConfig, stages: Sequence[str] | None) -> CascadeConfig:
+    """Return the configuration with numbers instead of names of the log's stages in `min_depth`.
 
-    def number(where: str, name: str) -> int:
-        if name not in stages:
-            raise ConfigError(
-                f"{where}: found {name!r}{did_you_mean(name, stages)}; the log's stages are {', '.join(stages)}"
-            )
-        return stages.index(name)
+    Args:
+        config: The configuration.
+        stages: Names of the stages of the log. None: every name is replaced by 0, for checks without a log.
+    """
 
-    return _with_depths(config, number)
-
-
-def try_depths(config: CascadeConfig) -> CascadeConfig:
-    """Return the configuration with 0 for every name in `min_depth`, for checks without a log."""
-    return _with_depths(config, lambda where, name: 0)
-
-
-def _with_depths(config: CascadeConfig, number: Callable[[str, str], int]) -> CascadeConfig:
     def depth(where: str, value: Any) -> Any:
         if isinstance(value, list):
             return [depth(f"{where}.{place}", one) for place, one in enumerate(value)]
-        return number(where, value) if isinstance(value, str) else value
+        if not isinstance(value, str) or stages is None:
+            return 0 if isinstance(value, str) else value
+        if value not in stages:
+            raise ConfigError(
+                f"{where}: found {value!r}{did_you_mean(value, stages)}; the log's stages are {', '.join(stages)}"
+            )
+        return stages.index(value)
 
-    stages = [
+    objective, own = config.objective, config.objective.options.get("min_depth")
+    if own is not None:
+        objective = objective.model_copy(update={"min_depth": depth("objective.min_depth", own)})
+    changed = [
         stage.model_copy(update={"min_depth": depth(f"stages.{place}.min_depth", stage.min_depth)})
         for place, stage in enumerate(config.stages)
     ]
-    own = config.objective.options.get("min_depth")
-    objective = config.objective
-    if own is not None:
-        objective = objective.model_copy(update={"min_depth": depth("objective.min_depth", own)})
-    return config.model_copy(update={"stages": stages, "objective": objective})
+    return config.model_copy(update={"stages": changed, "objective": objective})
 
 
 def _supplied(config: CascadeConfig, allowed: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,11 +352,12 @@ _SPARSE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 class Optimizers:
     """An optimizer for tables with sparse gradients and one for all other weights, with the interface of one."""
 
-    def __init__(self, config: OptimizerConfig, cascade: Cascade, objective: nn.Module) -> None:
-        sparse = [table.weight for table in _tables(cascade) if table.sparse]
+    def __init__(self, config: OptimizerConfig, model: nn.Module, loss: nn.Module) -> None:
+        tables = (module for module in model.modules() if isinstance(module, nn.Embedding))  # each once, also if shared
+        sparse = [table.weight for table in tables if table.sparse]
         chosen = {id(parameter) for parameter in sparse}
-        dense = [parameter for parameter in cascade.parameters() if id(parameter) not in chosen]
-        self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, objective.parameters())}
+        dense = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
+        self.parts: dict[str, torch.optim.Optimizer] = {"dense": make_optimizer(config, dense, loss.parameters())}
         if sparse:
             if config.name not in _SPARSE_OPTIMIZERS or config.weight_decay:
                 raise RankfallError(
@@ -409,10 +386,6 @@ class Optimizers:
         """Restore the state of each optimizer."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
-
-
-def _tables(cascade: Cascade) -> list[nn.Embedding]:
-    return [module for module in cascade.modules() if isinstance(module, nn.Embedding)]  # each once, also if shared
 
 
 _TEMPERATURES = ("tau", "temperature")

@@ -203,7 +203,7 @@ def measure_lists(
         group: Processes that share the batches. Each batch is measured as a whole by one process, so that the values
             do not depend on the number of processes.
     """
-    meter = _Meter(loader, names, quotas, relevant, further, feedback or {})
+    meter = _Meter(loader, list(names), list(quotas), relevant, list(further), feedback or {})
     parts: list[dict[_Column, Tensor]] = []
     with torch.no_grad():
         for number, loaded in enumerate(loader):
@@ -219,6 +219,7 @@ def measure_lists(
 _Column = tuple[str, str]  # what a column is, and the name of its metric, stage or feedback
 
 
+@dataclass
 class _Meter:
     """Measures batches as columns with one number per impression, and makes the result of all of them.
 
@@ -231,20 +232,19 @@ class _Meter:
         feedback: ``"sum"`` or ``"rate"`` by feedback.
     """
 
-    def __init__(
-        self,
-        loader: ImpressionLoader,
-        stages: Sequence[str],
-        quotas: Sequence[int],
-        relevant: int,
-        further: Sequence[str],
-        feedback: Mapping[str, str],
-    ) -> None:
-        self.stages, self.quotas, self.relevant, self.feedback = list(stages), list(quotas), relevant, feedback
-        self.user = user_feature(loader.log.spec)
-        self.complete = loader.length != "all"
-        self.further = list(further) if self.complete else []
-        self.measured = measures(stages, self.further, feedback, complete=self.complete)
+    loader: ImpressionLoader
+    stages: list[str]
+    quotas: list[int]
+    relevant: int
+    further: list[str]
+    feedback: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        self.user = user_feature(self.loader.log.spec)
+        self.complete = self.loader.length != "all"
+        self.further = self.further if self.complete else []
+        feedback = self.feedback
+        self.measured = measures(self.stages, self.further, feedback, complete=self.complete)
         of_stages = [f"{stage}/{name}" for stage in self.stages for name in feedback]
         plain = [name for name in self.measured if name.rpartition("/")[-1] not in feedback]
         self.names: list[_Column] = [

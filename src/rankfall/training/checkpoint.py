@@ -106,7 +106,10 @@ def split(state: State) -> tuple[dict[str, Tensor], Any]:
             tensors[stored] = value
             return {_TENSOR: stored}
         if isinstance(value, dict):
-            return {_to_text(key): visit(part, f"{name}.{key}".lstrip(".")) for key, part in value.items()}
+            return {
+                f"{_NUMBER}{key}" if isinstance(key, int) else key: visit(part, f"{name}.{key}".lstrip("."))
+                for key, part in value.items()
+            }
         if isinstance(value, list | tuple):
             return [visit(part, f"{name}.{place}") for place, part in enumerate(value)]
         return value
@@ -119,13 +122,8 @@ def join(plain: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(plain, dict) and _TENSOR in plain:
         return tensors[plain[_TENSOR]].clone()
     if isinstance(plain, dict):
-        return {_from_text(word): join(part, tensors) for word, part in plain.items()}
+        return {
+            int(word.removeprefix(_NUMBER)) if word.startswith(_NUMBER) else word: join(part, tensors)
+            for word, part in plain.items()
+        }
     return [join(part, tensors) for part in plain] if isinstance(plain, list) else plain
-
-
-def _to_text(key: str | int) -> str:
-    return f"{_NUMBER}{key}" if isinstance(key, int) else key
-
-
-def _from_text(word: str) -> str | int:
-    return int(word.removeprefix(_NUMBER)) if word.startswith(_NUMBER) else word

@@ -20,12 +20,12 @@ from rankfall.metrics.named import parse
 from rankfall.models import MLP, FeatureScaling, Linear
 from rankfall.models.build import is_own
 from rankfall.registry.references import split_cutoffs
-from rankfall.training.build import make_objective, try_depths
+from rankfall.training.build import make_objective, with_depths
 from rankfall.training.cascade_loaders import features_read
 from rankfall.training.config.ranker_config import LinearConfig, OwnModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,33 +120,26 @@ def sample_labels(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]
     """
     sample = LabelSample()
     try:
-        for batch in _batches(log, config, days):
-            sample.add(batch, objective)
+        chosen = [day.name for day in log.choose(days) if len(day)]
+        count = min(len(chosen), SAMPLED_DAYS)
+        size = max(2, SAMPLED_LISTS // max(1, count))
+        for place in np.linspace(0, len(chosen) - 1, count).astype(int).tolist():  # days that are spread over all days
+            loader = ImpressionLoader(
+                log,
+                chosen[place],
+                batch=size,
+                window=size,
+                shuffle=False,
+                negatives=config.data.negatives,
+                negatives_from="batch",  # only their labels matter, which are the same for all random items
+                reads=features_read(config, training=True),
+                labels=config.data.labels,
+                prefetch=0,
+            )
+            sample.add(next(iter(loader)), objective)
     except ValueError as error:  # what the loader refuses, the configuration must not ask for
         raise ConfigError(str(error)) from None
     return sample
-
-
-def _batches(log: ImpressionLog, config: CascadeConfig, days: Sequence[str]) -> Iterator[Impressions]:
-    """Iterate over the first lists of several days that are spread over all days."""
-    chosen = [day.name for day in log.choose(days) if len(day)]
-    count = min(len(chosen), SAMPLED_DAYS)
-    for place in np.linspace(0, len(chosen) - 1, count).astype(int).tolist():
-        size = max(2, SAMPLED_LISTS // count)
-        loader = ImpressionLoader(
-            log,
-            chosen[place],
-            batch=size,
-            window=size,
-            shuffle=False,
-            negatives=config.data.negatives,
-            negatives_from="batch",  # only their labels matter, which are the same for all random items
-            reads=features_read(config, training=True),
-            labels=config.data.labels,
-            prefetch=0,
-        )
-        batches = iter(loader)
-        yield next(batches)
 
 
 def check_training_labels(
@@ -165,7 +158,15 @@ def check_training_labels(
         ConfigError: If at most `data.least_informative` of the lists have an order, with what to change.
     """
     sample = sample_labels(log, config, days, objective)
-    check_labels(sample, log, config)
+    problems = [  # the objective would train nothing, or nothing useful
+        f"objective: {config.objective.name} learns from {_words(kind, config)}, but {_share(count, sample.lists)} "
+        f"training lists give no order to learn{_found(kind, sample)}; {_advice(kind, sample, log, config)}"
+        f"{'; data.least_informative=0 trains nevertheless' if count else ''}"
+        for kind, count in sample.informative.items()
+        if sample.lists and count <= config.data.least_informative * sample.lists
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
     for kind, count in sample.informative.items():
         if count <= LEAST_INFORMATIVE * sample.lists:
             on_notice(
@@ -180,28 +181,6 @@ def check_training_labels(
     for notice in notices:
         if notice:
             on_notice(notice)
-
-
-def check_labels(sample: LabelSample, log: ImpressionLog, config: CascadeConfig) -> None:
-    """Refuse labels without an order in (nearly) all lists: the objective would train nothing, or nothing useful.
-
-    Args:
-        sample: Counts of training lists.
-        log: The log.
-        config: Configuration of the cascade.
-
-    Raises:
-        ConfigError: If at most `data.least_informative` of the lists have an order, with what to change.
-    """
-    problems = [
-        f"objective: {config.objective.name} learns from {_words(kind, config)}, but {_share(count, sample.lists)} "
-        f"training lists give no order to learn{_found(kind, sample)}; {_advice(kind, sample, log, config)}"
-        f"{'; data.least_informative=0 trains nevertheless' if count else ''}"
-        for kind, count in sample.informative.items()
-        if sample.lists and count <= config.data.least_informative * sample.lists
-    ]
-    if problems:
-        raise ConfigError("\n".join(problems))
 
 
 def _words(kind: str, config: CascadeConfig) -> str:
@@ -278,7 +257,7 @@ def trained_labels(config: CascadeConfig) -> str | None:
     """Return which labels a built-in objective is trained on, and which are evaluated; None for other objectives."""
     if not registry.is_builtin("objective", config.objective.name):
         return None
-    kinds = make_objective(try_depths(config))[0].informative(torch.zeros(1, 2))
+    kinds = make_objective(with_depths(config, None))[0].informative(torch.zeros(1, 2))
     found = [_GRADES[config.data.labels]] if "grades" in kinds else []
     found += ["relevance"] if set(kinds) - {"grades"} and "relevance" not in found else []
     return f"trained on {' and '.join(found)}, evaluated on relevance"
@@ -297,7 +276,7 @@ def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig)
         return None
     labels = config.data.labels
     grades_of_relevance = labels == "relevance" or (labels == "full" and len(spec.stages) == 1)
-    if grades_of_relevance and "grades" in make_objective(try_depths(config))[0].informative(torch.zeros(1, 2)):
+    if grades_of_relevance and "grades" in make_objective(with_depths(config, None))[0].informative(torch.zeros(1, 2)):
         return None  # its grades are ordered by the relevance
     return (
         f"relevance has sizes {least:g} to {most:g}, which this configuration ignores: in training, an item of "
@@ -445,28 +424,6 @@ def check_metrics(names: Iterable[str]) -> None:
                 raise ConfigError(str(error)) from error
 
 
-def check_network(network: nn.Module, kind: str, features: int, grades: int | None) -> None:
-    """Call the network of a ranker on rows of zeros.
-
-    Args:
-        network: The network, which maps rows of numbers to scores.
-        kind: Its name in the configuration.
-        features: Number of features of a row.
-        grades: Number of logits of a row, or None for one score.
-
-    Raises:
-        ConfigError: If it returns anything but finite scores ``(rows,)``, or has no weights.
-    """
-    what = f"model: {kind}"
-    scores = _call(network, torch.zeros(_ROWS, features))
-    expected = (_ROWS,) if grades is None else (_ROWS, grades)
-    form = "(rows,)" if grades is None else "(rows, grades)"
-    if not _scores(scores, expected, f"{what} returned", f"{form}, {expected} here").isfinite().all():
-        raise ConfigError(f"{what} returned scores that are NaN or infinite for rows of zeros")
-    if not any(True for _ in network.parameters()):
-        raise ConfigError(f"{what} has no weights, so that there is nothing to train")
-
-
 def _call(model: nn.Module, given: object) -> object:
     """Call a model in evaluation mode, without any effect on later random numbers."""
     was_training = model.training
@@ -558,5 +515,11 @@ def _own_network(config: OwnModelConfig, features: int, grades: int | None) -> n
         raise ConfigError(f"model: {config.kind} refuses its options: {error}") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model: {config.kind} built {type(network).__name__}, expected a torch.nn.Module")
-    check_network(network, config.kind, features, grades)
+    what, scores = f"model: {config.kind}", _call(network, torch.zeros(_ROWS, features))
+    expected = (_ROWS,) if grades is None else (_ROWS, grades)
+    form = "(rows,)" if grades is None else "(rows, grades)"
+    if not _scores(scores, expected, f"{what} returned", f"{form}, {expected} here").isfinite().all():
+        raise ConfigError(f"{what} returned scores that are NaN or infinite for rows of zeros")
+    if not any(True for _ in network.parameters()):
+        raise ConfigError(f"{what} has no weights, so that there is nothing to train")
     return network

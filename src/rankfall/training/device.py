@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
@@ -26,28 +26,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from rankfall.data.impressions.loader import Impressions
+    from rankfall.data.lists.list_loader import ListBatch
+    from rankfall.training.config.cascade_config import CascadeTrainingConfig
+    from rankfall.training.config.ranker_config import TrainingConfig
     from rankfall.training.distributed.group import Group
 
 
 BACKEND = "inductor"  # compiler
 
 
-class Settings(Protocol):
-    """The keys of ``training`` that decide where and how it computes."""
-
-    device: str
-    precision: Literal["float32", "bfloat16"]
-    compile: bool
-
-
-class Movable(Protocol):
-    """A tensor or a batch of tensors."""
-
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> Self:
-        """Copy to a device."""
-
-
-MovableT = TypeVar("MovableT", bound=Movable)
+MovableT = TypeVar("MovableT", "Tensor", "ListBatch", "Impressions")
 FunctionT = TypeVar("FunctionT", bound="Callable[..., Any]")
 
 
@@ -100,7 +89,7 @@ class Placement:
 CPU = Placement(torch.device("cpu"))
 
 
-def placement_of(settings: Settings, group: Group = ALONE) -> Placement:
+def placement_of(settings: TrainingConfig | CascadeTrainingConfig, group: Group = ALONE) -> Placement:
     """Return where a training run or an evaluation computes.
 
     Args:

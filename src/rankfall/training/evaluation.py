@@ -107,12 +107,16 @@ class Evaluation:
         measured, lists = self.measured, self.lists
         resampler = Resampler(measured.users)
         values, chance = _with_survived(measured)
+        ranked = measured.ranked[~measured.left[:, 0].isnan()]  # of the impressions that count
         shown, shown_chance = lists.shown() if lists else ({}, {})
         figures = _means(values | shown, chance | shown_chance, measured.wholes, resampler)
         return EvaluationSummary(
             **{name: _with_last_stage(of, measured.stages[-1]) for name, of in figures.items()},
             impressions=len(self.qids),
-            kept_whole=_kept_whole(measured),
+            kept_whole={
+                stage: int((ranked <= quota).sum())
+                for stage, quota in zip(measured.stages, measured.quotas, strict=True)
+            },
             resampled="requests" if measured.users is None else "users",
             funnel=funnel_of(measured, resampler),
             lists=lists.figures() if lists else None,
@@ -132,7 +136,7 @@ def _means(
     found = estimates(values, wholes, resampler)
     return {
         "metrics": {name: one.value for name, one in found.items()},
-        "chance": {name: _mean(one) for name, one in chance.items()},
+        "chance": {name: float(one.double().nanmean()) for name, one in chance.items()},
         "undefined": {name: int(one.isnan().sum()) for name, one in values.items()},
         "intervals": {name: [one.low, one.high] for name, one in found.items()},
     }
@@ -180,12 +184,6 @@ def _with_last_stage(figures: dict[str, T], last: str) -> dict[str, T]:
     return {**figures, **of_last}
 
 
-def _kept_whole(measured: MeasuredFunnel) -> dict[str, int]:
-    """Return by stage the number of impressions, of those that count, with no more items than the stage keeps."""
-    ranked = measured.ranked[~measured.left[:, 0].isnan()]
-    return {stage: int((ranked <= quota).sum()) for stage, quota in zip(measured.stages, measured.quotas, strict=True)}
-
-
 def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation:
     """Evaluate scores on lists.
 
@@ -197,7 +195,3 @@ def evaluate(scores: Tensor, lists: Lists, metrics: Sequence[str]) -> Evaluation
     parsed = [parse(name) for name in metrics]
     constant = torch.zeros(lists.rows)
     return Evaluation(lists.qids, measure(scores, lists, parsed), measure(constant, lists, parsed))
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.double().nanmean())

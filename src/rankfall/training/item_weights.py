@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,8 +15,9 @@ from rankfall.examination import ExaminationCurve
 from rankfall.storage.files import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from rankfall.data import ImpressionLog
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 
 INCLUSION = "inclusion"
 MUCH_CLIPPED = 0.01  # share of the items; more is said
+
+
+def _clipped(
+    log: ImpressionLog, days: Sequence[str], column: str, weigh: Callable[[NDArray[Any]], NDArray[Any]], clip: float
+) -> float:
+    """Return the share of the items with a value above 0 whose weight is above `clip`."""
+    clipped = items = 0
+    for day in log.choose(days):
+        for block in day.table().select([column]).to_batches():
+            values = flat(block[column])
+            values = values[values > 0]
+            items += len(values)
+            clipped += int((weigh(values) > clip).sum())
+    return clipped / items if items else 0.0
 
 
 class InclusionWeights:
@@ -67,16 +82,11 @@ class InclusionWeights:
 
     def describe(self, log: ImpressionLog, days: Sequence[str]) -> str | None:
         """Return a sentence if many weights are clipped, which makes draws of unequal probability equal."""
-        clipped = items = 0
-        for day in log.choose(days):
-            for block in day.table().select([INCLUSION]).to_batches():
-                inclusion = torch.from_numpy(flat(block[INCLUSION]).copy())
-                items += len(inclusion)
-                clipped += int((1 / inclusion > self.clip).sum())
-        if clipped <= MUCH_CLIPPED * items:
+        clipped = _clipped(log, days, INCLUSION, lambda inclusion: 1 / inclusion, self.clip)
+        if clipped <= MUCH_CLIPPED:
             return None
         return (
-            f"weight: {clipped / items:.0%} of the items were drawn with a probability below {1 / self.clip:g} and "
+            f"weight: {clipped:.0%} of the items were drawn with a probability below {1 / self.clip:g} and "
             "have the weight of this one; a larger weight.clip tells them apart"
         )
 
@@ -214,17 +224,11 @@ class ItemWeights:
             return None
         of, clip = self.config.of, self.config.clip
         column = f"feedback.{of}" if self._is_feedback else of
-        clipped = items = 0
-        for day in log.choose(days):
-            for block in day.table().select([column]).to_batches():
-                values = flat(block[column])
-                values = values[values > 0]
-                items += len(values)
-                clipped += int((self.config.base + self.config.scale * values > clip).sum())
-        if clipped <= MUCH_CLIPPED * items:
+        clipped = _clipped(log, days, column, lambda values: self.config.base + self.config.scale * values, clip)
+        if clipped <= MUCH_CLIPPED:
             return None
         return (
-            f"weight: {clipped / items:.0%} of the items with {of} above 0 would have a weight above clip={clip:g} and "
+            f"weight: {clipped:.0%} of the items with {of} above 0 would have a weight above clip={clip:g} and "
             f"have this weight, whatever their {of}; a smaller weight.scale or a larger weight.clip tells them apart"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,37 +28,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rankfall.training.build import Temperature
+    from rankfall.training.build import Optimizers, Temperature
     from rankfall.training.checkpoint import State
 
     Epoch = Mapping[str, Any]
 
 
-class Sized(Protocol):
-    """A batch with a number of lists or impressions."""
-
-    def __len__(self) -> int:
-        """Return the number of lists or impressions."""
-
-
 BatchT = TypeVar("BatchT", bound=Sized)
 LoadedT = TypeVar("LoadedT", bound=Sized, covariant=True)
-
-
-class Optimizer(Protocol):
-    """A torch optimizer, or several that act as one."""
-
-    def zero_grad(self) -> None:
-        """Reset all gradients."""
-
-    def step(self) -> object:
-        """Update all weights."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: mappings and lists of plain values and tensors."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Restore the optimizer's state."""
 
 
 class Loader(Protocol[LoadedT]):
@@ -273,7 +251,7 @@ class Learner(ABC, Generic[BatchT]):
     higher_is_better: bool = True
     modules: dict[str, nn.Module]
     network: nn.Module
-    optimizer: Optimizer
+    optimizer: Optimizers
     clip: float | None
     loader: Loader[BatchT]
     temperatures: list[Temperature]

@@ -24,8 +24,9 @@ from rankfall import __version__
 from rankfall._config import ConfigError
 from rankfall._tensor_file import read_checkpoint
 from rankfall.models.layers import RowNorm
-from rankfall.storage.disk import make_directory
+from rankfall.storage.disk import delete, make_directory
 from rankfall.storage.files import LockedError, locked, write_file
+from rankfall.storage.manifests import MANIFEST
 from rankfall.training import run_directory as runs
 from rankfall.training.checkpoint import Checkpoints, DamagedError, stored_checksum
 from rankfall.training.device import describe
@@ -58,13 +59,13 @@ class Prepared:
     Attributes:
         config: Configuration of the run.
         data: Checksums of the parts of the data.
-        make_learner: Makes the learner for a run directory, with a function that is called with warnings.
+        make_learner: Makes the learner, with a function that is called with warnings.
         files: Names and contents of further files of the run.
     """
 
     config: TrainConfig
     data: Mapping[str, str]
-    make_learner: Callable[[Path, OnNotice], Learner[Any]]
+    make_learner: Callable[[OnNotice], Learner[Any]]
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -500,7 +501,7 @@ def _write_beginning(loop: Loop[BatchT], files: Mapping[str, str], resumed: bool
         else:
             loop.trackers.reach()  # before an older run is deleted
             runs.clear(loop.out)
-        runs.remove_manifest(loop.out)
+        delete(loop.out / MANIFEST, missing_ok=True)  # before files that it lists are replaced
         for name, text in files.items():
             write_file(loop.out / name, text)
         runs.seal_run(loop.out, (loop.out / name for name in files))

@@ -342,11 +342,10 @@ class _DayItems:
         self.catalogue, self._device = catalogue, device
         self._model = next(iter(cascade.models.values()))
         self._features = {name: values.to(device) for name, values in catalogue.features.items()}
-        self._vectors = self._item_vectors(self._model) if has_vectors(self._model) else None
-
-    def _item_vectors(self, model: TwoTower) -> Tensor:
-        blocks = [model.item_vectors(self._part(items)) for items in _blocks(len(self.catalogue), PAIRS)]
-        return torch.cat(blocks).float()
+        self._vectors: Tensor | None = None
+        if has_vectors(self._model):
+            blocks = [self._model.item_vectors(self._part(items)) for items in _blocks(len(catalogue), PAIRS)]
+            self._vectors = torch.cat(blocks).float()
 
     def first_scores(self, batch: Impressions) -> Tensor:
         """Return the scores ``(B, M)`` of all items by the first stage, on the CPU."""
@@ -442,15 +441,14 @@ def _lists_of(batch: Impressions, catalogue: Catalogue, places: Tensor, mask: Te
     return replace(
         batch,
         item=catalogue.item[places].masked_fill(~mask, -1),
-        items={name: _masked(values[places], mask) for name, values in catalogue.features.items()},
+        items={
+            name: values[places].masked_fill(~(mask if values.ndim == 1 else mask.unsqueeze(-1)), 0)
+            for name, values in catalogue.features.items()
+        },
         feedback={name: of_log(values, 0.0) for name, values in batch.feedback.items()},
         mask=mask,
         **columns,
     )
-
-
-def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    return values.masked_fill(~(mask if values.ndim == mask.ndim else mask.unsqueeze(-1)), 0)
 
 
 def measure_cascade(

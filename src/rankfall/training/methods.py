@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Un
 
 import pyarrow as pa
 
+from rankfall import registry
 from rankfall._config import ConfigError, Section
 from rankfall._errors import RankfallError, did_you_mean
 from rankfall.data.impressions.compatibility import check_compatible
@@ -26,6 +27,7 @@ from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.lists.list_loader import Lists
 from rankfall.data.lists.ranking_data import RankingData
 from rankfall.models.embedding import UnknownIdError
+from rankfall.registry import config_value, explicit_operator
 from rankfall.registry.references import changed, short_name
 from rankfall.storage.disk import delete_tree
 from rankfall.storage.files import checksum
@@ -33,14 +35,13 @@ from rankfall.storage.manifests import MANIFEST, verification
 from rankfall.training import cascade_loaders, train_cascade, train_ranker
 from rankfall.training import measured_lists as measure_cascade
 from rankfall.training import run_directory as runs
-from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, try_depths, with_depths
-from rankfall.training.cascade_loaders import cascade_with_defaults, ranker_with_defaults
+from rankfall.training.build import check_loss, check_objective, make_loss, make_objective, with_depths
 from rankfall.training.checkpoint import DamagedError
 from rankfall.training.checks import trained_labels
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.component_checks import JOINT
 from rankfall.training.config.load_config import dump_absolute
-from rankfall.training.config.ranker_config import RankerConfig
+from rankfall.training.config.ranker_config import OwnModelConfig, RankerConfig
 from rankfall.training.config.sections import Role
 from rankfall.training.device import placement_of, seeded
 from rankfall.training.distributed.group import ALONE
@@ -53,13 +54,12 @@ from rankfall.training.train_ranker import load_data, load_lists
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
-    from typing import Literal
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLoader
-    from rankfall.training.checks import Ranker
+    from rankfall.registry import Kind
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.distributed.group import Group
     from rankfall.training.loop import OnEpoch, OnNotice, Prepared, Progress
@@ -190,7 +190,13 @@ class Method(ABC, Generic[Config, Data]):
 
 
 class TrainingMethod(Method[Config, Data]):
-    """A method trained by gradient descent: a ranker or a cascade."""
+    """A method trained by gradient descent: a ranker or a cascade.
+
+    Attributes:
+        prepare: Opens and checks the data of a training run, before anything is written or drawn.
+    """
+
+    prepare: ClassVar[Callable[..., Prepared]]
 
     @abstractmethod
     def checksums(self, data: Data) -> dict[str, str]:
@@ -219,10 +225,6 @@ class TrainingMethod(Method[Config, Data]):
         """Return what a reader of the validation figures has to know."""
         return []
 
-    @abstractmethod
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the data of a training run, before anything is written or drawn."""
-
     def complete(
         self, directory: Path, *, on_notice: OnNotice = warnings.warn, **callbacks: Unpack[Callbacks]
     ) -> runs.TrainResult:
@@ -243,14 +245,27 @@ class TrainingMethod(Method[Config, Data]):
             delete_tree(directory)
             return resume()
 
-    @abstractmethod
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> nn.Module:
-        """Load the model of a run, in evaluation mode."""
+
+def _fill(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = section | {name: default for name, default in defaults.items() if name not in section}
+    return filled | ({"topk": explicit_operator(filled["topk"])} if filled.get("topk") else {})
+
+
+def _defaults(kind: Kind, name: str) -> dict[str, Any]:
+    """Return the defaults of a component, except objects of users that no configuration can write."""
+    return {option: default for option, default in registry.defaults(kind, name).items() if _is_plain(default)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
     """A cascade and its objective."""
 
+    prepare = staticmethod(train_cascade.prepare)
     kind: ClassVar[str] = "cascade"
     unit: ClassVar[str] = "impressions"
 
@@ -282,7 +297,19 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
 
     def with_defaults(self) -> dict[str, Any]:
         """Return the content of the configuration with every option of models and objective written out."""
-        return cascade_with_defaults(self.config)
+        content = self.config.model_dump(mode="json")
+        for stage in content["stages"]:
+            stage["model"] = _fill(stage["model"], _defaults("model", stage["model"]["kind"]))
+        # options whose values the stages define are left out
+        objective, name = make_objective(with_depths(self.config, None))[0], self.config.objective.name
+        of_stages = {"quotas"} if name != "lcron" else set()
+        of_stages |= {"min_depth"} if any(stage.min_depth is not None for stage in self.config.stages) else set()
+        defaults = {
+            option: config_value(getattr(objective, option, None)) if default is None else default
+            for option, default in _defaults("objective", name).items()
+            if option not in of_stages
+        }
+        return content | {"objective": _fill(content["objective"], defaults)}
 
     def validation_warnings(self) -> list[str]:
         """Return warnings if lists are much shorter than the catalogue, or if the log was fitted to measured days."""
@@ -291,13 +318,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
 
     def _build_loss(self) -> None:
-        built = make_objective(try_depths(self.config))
-        check_objective(
-            *built,
-            stages=len(self.config.stages),
-            classifies=self.config.objective.classifies,
-            weighted=self.config.weight is not None,
-        )
+        check_objective(make_objective(with_depths(self.config, None)), self.config)
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -320,16 +341,6 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         """Check the days, and return the checksums of those of training and validation."""
         cascade_loaders.check_days(data, self.config.data)
         return cascade_loaders.checksums(data, self.config)
-
-    # --- a run --------------------------------------------------------------------------------------------------
-
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the log of a training run."""
-        return train_cascade.prepare(self.config, out, resume=resume, group=group)
-
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Cascade:
-        """Load the cascade of a run, in evaluation mode."""
-        return train_cascade.load_run(directory, checkpoint=checkpoint)[1]
 
     def evaluate(
         self,
@@ -369,7 +380,7 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             data: Directory of the log, if it was moved.
             on_notice: Called with each note about the log.
         """
-        config, model = self.config, self.load(directory).to(placement_of(self.config.training).device)
+        config, model = self.config, train_cascade.load_run(directory)[1].to(placement_of(self.config.training).device)
         log = ImpressionLog.load(data or config.data.path)
         notes = [*changed(runs.stored_sources(directory)), *_check_log(directory, model, log)]
         for note in notes:
@@ -379,19 +390,15 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
             raise RankfallError(
                 f"split: found {split!r}{meant}, expected one of {', '.join(roles)}, or a day of the log"
             )
-        days = config.data.days(cast("Role", split)) if split in roles else _chosen(log, split)
+        try:
+            found = [day.name for day in log.choose([split])] if split not in roles else []
+        except ValueError as error:
+            expected = f"expected {', '.join(roles)} of the configuration, or days of the log"
+            raise RankfallError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
+        days = config.data.days(cast("Role", split)) if split in roles else found
         config = config.model_copy(update={"data": config.data.model_copy(update={"test": days})})
         loader = cascade_loaders.make_loader(log.limited_to(rows_of(model)), config, "test")
         return OpenedSplit(split, config, model, log, loader, notes)
-
-
-def _chosen(log: ImpressionLog, split: str) -> list[str]:
-    """Return the days that a split names which is none of the configuration."""
-    try:
-        return [day.name for day in log.choose([split])]
-    except ValueError as error:
-        expected = f"expected {', '.join(get_args(Role))} of the configuration, or days of the log"
-        raise RankfallError(f"split: found {split!r}, {expected}; {str(error).removeprefix('days: ')}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +506,7 @@ class ListMethod(Method[Config, RankingData]):
 class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, RankingData]):
     """A ranker and its loss."""
 
+    prepare = staticmethod(train_ranker.prepare)
     kind: ClassVar[str] = "ranker"
     config: RankerConfig
 
@@ -515,7 +523,11 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
 
     def with_defaults(self) -> dict[str, Any]:
         """Return the content of the configuration with every option of the loss written out."""
-        return ranker_with_defaults(self.config)
+        content = self.config.model_dump(mode="json")
+        content["loss"] = _fill(content["loss"], _defaults("loss", self.config.loss.name))
+        if isinstance(self.config.model, OwnModelConfig):
+            content["model"] = _fill(content["model"], _defaults("model", self.config.model.kind))
+        return content
 
     def _build_loss(self) -> None:
         check_loss(make_loss(self.config.loss)[0], self.config.loss)
@@ -525,17 +537,9 @@ class RankerMethod(ListMethod[RankerConfig], TrainingMethod[RankerConfig, Rankin
         self.check_splits(data)
         return dict(data.manifest["files"])
 
-    def prepare(self, out: Path, *, resume: bool, group: Group) -> Prepared:
-        """Open and check the lists of a training run."""
-        return train_ranker.prepare(self.config, group)
-
-    def load(self, directory: Path, *, checkpoint: Literal["best", "last"] = "best") -> Ranker:
-        """Load the ranker of a run, in evaluation mode."""
-        return train_ranker.load_run(directory, checkpoint=checkpoint)[1]
-
     def score(self, directory: Path, lists: Lists) -> Tensor:
         """Return the scores ``(rows,)`` of all documents by the ranker of a run."""
-        model = self.load(directory).to(placement_of(self.config.training).device)
+        model = train_ranker.load_run(directory)[1].to(placement_of(self.config.training).device)
         if lists.features != len(model.scaling.mean):
             raise RankfallError(
                 f"data: the lists have {lists.features} features, the model of {directory} was trained on "
@@ -597,13 +601,13 @@ def train(
     with verification(verifies), runs.own_code(config, trains=True):
         with group.together():
             placement = placement_of(config.training, group)
-            run = method_of(config).prepare(out, resume=resume, group=group)
+            run = method_of(config).prepare(config, out, resume=resume, group=group)
         result = finished(out, run.config, run.data, force=force, resume=resume, on_notice=on_notice, group=group)
         if result is not None:
             return result
         with seeded(config.training.seed, config.training.threads, placement.device):
             with group.together():
-                learner = run.make_learner(out, on_notice if group.first else lambda text: None)
+                learner = run.make_learner(on_notice if group.first else lambda text: None)
                 loop = Loop(learner, run.config, out, data=run.data, progress=progress, on_epoch=on_epoch, stop=stop)
             files = {
                 runs.CONFIG: dump_absolute(run.config),

@@ -29,34 +29,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from rankfall import __version__, registry
 from rankfall._config import ConfigError, leaves, read_yaml, shown
 from rankfall._errors import RankfallError
-from rankfall.registry.references import (
-    Source,
-    changed,
-    check_present,
-    imported_files,
-    short_name,
-    source_of,
-    split_cutoffs,
-)
+from rankfall.registry import references
+from rankfall.registry.references import changed
+from rankfall.storage import manifests
 from rankfall.storage.disk import delete, delete_tree, make_directory, open_new
 from rankfall.storage.files import TEMPORARY, is_temporary, parse_json, read_json_file, sweep
-from rankfall.storage.manifests import (
-    MANIFEST,
-    about_file,
-    check_file,
-    check_seal,
-    note,
-    read_manifest,
-    verifies,
-    write_manifest,
-)
 from rankfall.storage.trust import remember, stored_code
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.load_config import validate_any
 from rankfall.training.config.ranker_config import RankerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from pydantic import BaseModel
 
@@ -71,11 +55,6 @@ VERSION = 1
 REMEDY = "train the run again, or restore the file from a copy; --no-verify reads it as it is"
 
 
-def remove_manifest(out: Path) -> None:
-    """Delete the manifest of a run, before files that it lists are replaced."""
-    delete(out / MANIFEST, missing_ok=True)
-
-
 def seal_run(out: Path, files: Iterable[Path], later: Mapping[str, str] | None = None) -> None:
     """Write the manifest of a run.
 
@@ -84,12 +63,12 @@ def seal_run(out: Path, files: Iterable[Path], later: Mapping[str, str] | None =
         files: Files of the run.
         later: Names and contents of files that are written after the manifest.
     """
-    entries = {file.relative_to(out).as_posix(): about_file(file) for file in files}
+    entries = {file.relative_to(out).as_posix(): manifests.about_file(file) for file in files}
     for name, text in (later or {}).items():
         content = text.encode()
         entries[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     about = {"format": FORMAT, "version": VERSION, "rankfall": __version__}
-    write_manifest(out / MANIFEST, about | {"files": dict(sorted(entries.items()))})
+    manifests.write_manifest(out / manifests.MANIFEST, about | {"files": dict(sorted(entries.items()))})
 
 
 def verify_run(directory: Path, *names: str) -> None:
@@ -102,21 +81,23 @@ def verify_run(directory: Path, *names: str) -> None:
     Raises:
         ValueError: If a file is missing or has changed, or the manifest is damaged.
     """
-    if not verifies():
+    if not manifests.verifies():
         return
     files = _listed(directory)
     for name in names:
         if name in files:
-            check_file(directory / name, files[name]["sha256"], remedy=REMEDY)
+            manifests.check_file(directory / name, files[name]["sha256"], remedy=REMEDY)
 
 
 def _listed(directory: Path) -> dict[str, Any]:
-    if not (directory / MANIFEST).exists():
-        note(f"{directory} has no {MANIFEST}: its files cannot be verified")
+    if not (directory / manifests.MANIFEST).exists():
+        manifests.note(f"{directory} has no {manifests.MANIFEST}: its files cannot be verified")
         return {}
     kind = f"the manifest of a run; {REMEDY}"
-    manifest = read_manifest(directory, FORMAT, VERSION, kind=kind, remedy="train the run again", keys=("files",))
-    check_seal(directory / MANIFEST, manifest, remedy=REMEDY)
+    manifest = manifests.read_manifest(
+        directory, FORMAT, VERSION, kind=kind, remedy="train the run again", keys=("files",)
+    )
+    manifests.check_seal(directory / manifests.MANIFEST, manifest, remedy=REMEDY)
     files: dict[str, Any] = manifest["files"]
     return files
 
@@ -132,14 +113,17 @@ class OwnCodeError(RankfallError):
 # --- what a configuration names -----------------------------------------------------------------------------------
 
 
-def sources_of(config: BaseModel) -> list[Source]:
+def sources_of(config: BaseModel) -> list[references.Source]:
     """Return the code of all components of a configuration that are not built in. Nothing is imported.
 
     Args:
         config: A validated configuration: of a ranker, of a cascade, or of a baseline.
     """
     content = config.model_dump(mode="json")
-    found = (source_of(kind, name) for kind, name in dict.fromkeys(_named(content, isinstance(config, CascadeConfig))))
+    found = (
+        references.source_of(kind, name)
+        for kind, name in dict.fromkeys(_named(content, isinstance(config, CascadeConfig)))
+    )
     return [source for source in found if source is not None]
 
 
@@ -168,7 +152,7 @@ def _named(content: Mapping[str, Any], is_cascade: bool) -> list[Named]:
 
 def _own_metrics(names: Iterable[str]) -> list[Named]:
     """Return the metrics that are not built in; those of cascades have names of their own."""
-    return [("metric", name) for name in names if registry.is_own("metric", split_cutoffs(name)[0])]
+    return [("metric", name) for name in names if registry.is_own("metric", references.split_cutoffs(name)[0])]
 
 
 def _in_options(kind: Kind, section: Mapping[str, Any]) -> list[Named]:
@@ -191,8 +175,8 @@ def identity(config: BaseModel, content: dict[str, Any]) -> tuple[dict[str, Any]
         content: Its content as JSON values, or a part of it.
     """
     sources = sources_of(config)
-    names = {one.name: short_name(one.name) for one in sources}
-    return _renamed(content, names), [f"{one.kind} {short_name(one.name)} {one.sha256}" for one in sources]
+    names = {one.name: references.short_name(one.name) for one in sources}
+    return _renamed(content, names), [f"{one.kind} {references.short_name(one.name)} {one.sha256}" for one in sources]
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
@@ -212,22 +196,19 @@ def component_files(config: BaseModel) -> dict[str, str]:
     return {COMPONENTS: json.dumps([asdict(one) for one in sources], indent=1) + "\n"} if sources else {}
 
 
-def stored_sources(directory: Path) -> list[Source]:
+def stored_sources(directory: Path) -> list[references.Source]:
     """Return the code that a run was trained with."""
     try:
-        content = read_json_file(directory / COMPONENTS)
-        return [_source(one) for one in content]
+        found = [references.Source(**one) for one in read_json_file(directory / COMPONENTS)]
+        if all(
+            one.kind in registry.KINDS and all(isinstance(text, str) for text in asdict(one).values()) for one in found
+        ):
+            return found
     except FileNotFoundError:
         return []
     except (ValueError, TypeError):
-        raise RankfallError(f"{directory / COMPONENTS} is damaged: it is not a list of components") from None
-
-
-def _source(content: Any) -> Source:
-    source = Source(**content)
-    if source.kind not in registry.KINDS or not all(isinstance(value, str) for value in content.values()):
-        raise ValueError
-    return source
+        pass
+    raise RankfallError(f"{directory / COMPONENTS} is damaged: it is not a list of components")
 
 
 def check_same_code(out: Path, config: BaseModel) -> None:
@@ -262,7 +243,7 @@ def own_code(config: BaseModel, *, trains: bool = False) -> Generator[None]:
     sources = sources_of(config)
     if trains and sources:
         try:
-            remember(dict.fromkeys(file for one in sources for file in imported_files(one)))
+            remember(dict.fromkeys(file for one in sources for file in references.imported_files(one)))
         except OSError as error:
             warnings.warn(f"later commands will ask for --trust, because {error}", stacklevel=3)
     try:
@@ -290,15 +271,15 @@ def _chain(error: BaseException) -> Generator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-def _place(error: BaseException, sources: Iterable[Source]) -> tuple[str, str] | None:
+def _place(error: BaseException, sources: Iterable[references.Source]) -> tuple[str, str] | None:
     """Return the component whose file an error passed through, and the innermost line there."""
-    by_file: dict[str, list[Source]] = {}
+    by_file: dict[str, list[references.Source]] = {}
     for source in sources:
         by_file.setdefault(source.file, []).append(source)
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if names := [short_name(one.name) for one in by_file.get(code.co_filename, ())]:
+        if names := [references.short_name(one.name) for one in by_file.get(code.co_filename, ())]:
             outer = code.co_qualname.partition(".")[0]
             component = outer if outer in names else names[0]
             found = component, f"({code.co_filename}, line {line}, in {code.co_qualname})"
@@ -400,7 +381,7 @@ def read_config(directory: Path, *, trust: bool = False) -> TrainConfig:
         )
     verify_run(directory, CONFIG, COMPONENTS)
     sources = stored_sources(directory)
-    check_present(sources, directory)
+    references.check_present(sources, directory)
     try:
         with stored_code(directory, trust=trust):
             return validate_any(read_yaml(directory / CONFIG), where=str(directory / CONFIG))
@@ -452,7 +433,7 @@ def read_result(directory: Path) -> TrainResult:
 def read_lines(directory: Path) -> list[dict[str, Any]]:
     """Load ``metrics.jsonl``: one mapping per epoch."""
     path = directory / METRICS
-    if path.is_file() or (directory / MANIFEST).is_file():
+    if path.is_file() or (directory / manifests.MANIFEST).is_file():
         verify_run(directory, METRICS)
     if not path.is_file():
         return []
@@ -478,18 +459,14 @@ def check_free(out: Path, *, force: bool, resume: bool) -> None:
         raise RankfallError("force: found with resume; a run is either replaced or continued")
     if out.exists() and not out.is_dir():
         raise RankfallError(f"{out} is a file, expected a directory for the run")
-    if not out.exists() or not any(_content(out)):
+    # files of a run that was killed while it started do not count
+    if not out.exists() or all(is_temporary(path) or path == out / CHECKPOINTS for path in out.rglob("*")):
         return
     if not (out / CONFIG).is_file():
         raise RankfallError(f"{out} holds other files and no run; name another directory")
     if not (force or resume):
         go_on = "" if is_finished(out) else "continue it with --resume, "
         raise RankfallError(f"{out} holds a run already; name another directory, {go_on}or replace it with --force")
-
-
-def _content(out: Path) -> Iterator[Path]:
-    """Return the files of a directory, except those of a run that was killed while it started."""
-    return (path for path in out.rglob("*") if not is_temporary(path) and path != out / CHECKPOINTS)
 
 
 def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -505,7 +482,8 @@ def check_same(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Return the keys that decide what is trained and have different values."""
-    return [key for key in {**one, **other} if not _is_mutable(key) and one.get(key) != other.get(key)]
+    mutable = tuple(f"{key}." for key in RESUME_MUTABLE_KEYS)
+    return [key for key in {**one, **other} if one.get(key) != other.get(key) and not f"{key}.".startswith(mutable)]
 
 
 def check_same_on_all_processes(processes: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> None:
@@ -537,10 +515,6 @@ def check_same_data(out: Path, before: Mapping[str, str], now: Mapping[str, str]
         )
 
 
-def _is_mutable(key: str) -> bool:
-    return any(key == part or key.startswith(f"{part}.") for part in RESUME_MUTABLE_KEYS)
-
-
 def mark_for_replacement(out: Path) -> None:
     """Mark a run as to be replaced, for processes that are restarted before they have replaced it."""
     if (out / CONFIG).is_file():
@@ -559,7 +533,7 @@ def unmark_for_replacement(out: Path) -> None:
 
 def clear(out: Path) -> None:
     """Create the directory, and delete the files of an earlier run."""
-    remove_manifest(out)
+    delete(out / manifests.MANIFEST, missing_ok=True)  # before files that it lists
     make_directory(out / CHECKPOINTS)
     for tracker in (TENSORBOARD, MLFLOW):
         delete_tree(out / tracker, missing_ok=True)

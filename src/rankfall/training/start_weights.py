@@ -19,7 +19,7 @@ from rankfall.training.run_directory import LOG, read_json, verify_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from rankfall.cascade import Cascade
     from rankfall.data import ImpressionLog
@@ -56,8 +56,10 @@ def grow_cascade(cascade: Cascade, rows: Mapping[str, int], optimizer: Optimizer
     for name, model in cascade.models.items():
         _grow_model(name, model, larger)
     if optimizer is not None:
-        for part in optimizer.parts.values():
-            _grow_state(part)
+        for weight, state in (one for part in optimizer.parts.values() for one in part.state.items()):
+            for key, value in state.items():
+                if torch.is_tensor(value) and value.ndim == weight.ndim and len(value) < len(weight):
+                    state[key] = torch.cat([value, value.new_zeros(len(weight) - len(value), *value.shape[1:])])
 
 
 def _grow_model(stage: str, model: nn.Module, rows: Mapping[str, int]) -> None:
@@ -73,18 +75,6 @@ def _grow_model(stage: str, model: nn.Module, rows: Mapping[str, int]) -> None:
         model.features = features
     if hasattr(model, "_rankfall_description"):
         object.__setattr__(model, "_rankfall_description", replace(described, features=features))
-
-
-def _grow_state(optimizer: torch.optim.Optimizer) -> None:
-    """Append zeros to the state of parameters that have more rows than before."""
-    for weight, state in optimizer.state.items():
-        for key, value in state.items():
-            if torch.is_tensor(value) and value.ndim == weight.ndim and value.shape[:1] < weight.shape[:1]:
-                state[key] = _with_zeros(value, len(weight))
-
-
-def _with_zeros(value: Tensor, rows: int) -> Tensor:
-    return torch.cat([value, value.new_zeros(rows - len(value), *value.shape[1:])])
 
 
 def start_from(

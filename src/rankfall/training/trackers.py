@@ -15,7 +15,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rankfall._config import leaves
 from rankfall.storage.disk import make_directory
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mlflow import MlflowClient
-    from mlflow.entities import Param
     from torch.utils.tensorboard import SummaryWriter
 
     from rankfall.training.config.load_config import TrainConfig
@@ -44,16 +43,6 @@ _ENVIRONMENT = {  # variables of MLflow, unless they are set
 }
 
 
-class Tracker(Protocol):
-    """Receiver of the numbers of a training run."""
-
-    def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Record numbers after `step` batches."""
-
-    def close(self, *, finished: bool) -> None:
-        """Close the connection."""
-
-
 class Trackers:
     """All trackers that a configuration names.
 
@@ -63,7 +52,7 @@ class Trackers:
 
     def __init__(self, config: TrainConfig, out: Path) -> None:
         self._config, self._out = config, out
-        self._trackers: dict[TrackerName, Tracker] = {}
+        self._trackers: dict[TrackerName, _TensorBoard | _MLflow] = {}
         self._on_notice: Callable[[str], None] = warnings.warn
         self._last_batch = 0.0
         for name in config.training.track:
@@ -121,13 +110,13 @@ class Trackers:
         self._for_each(lambda tracker: tracker.log({f"batch/{name}": value for name, value in numbers.items()}, step))
         self._last_batch = time.perf_counter()
 
-    def _open(self, name: TrackerName, step: int) -> Tracker:
+    def _open(self, name: TrackerName, step: int) -> _TensorBoard | _MLflow:
         try:
             return _TensorBoard(self._out, step) if name == "tensorboard" else _MLflow(self._config, self._out)
         except Exception as error:
             raise _unreachable(name, error) from None
 
-    def _for_each(self, call: Callable[[Tracker], None]) -> None:
+    def _for_each(self, call: Callable[[_TensorBoard | _MLflow], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)
@@ -195,12 +184,14 @@ class _MLflow:
                 self._last[name] = max(one.step for one in self._client.get_metric_history(self._run, name))
 
     def _create(self, config: TrainConfig, out: Path) -> str:
+        from mlflow.entities import Param
+
         name = config.training.mlflow.experiment
         experiment = self._client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(number, run_name=out.name, tags={"rankfall.run": str(out.absolute())})
         identifier: str = run.info.run_id
-        params = _params(config)
+        params = [Param(key, str(value)) for key, value in leaves(config.model_dump(mode="json")).items()]
         for first in range(0, len(params), 100):  # the limit of one request
             self._client.log_batch(identifier, params=params[first : first + 100])
         return identifier
@@ -226,12 +217,6 @@ def _client(config: MLflowConfig, out: Path) -> tuple[MlflowClient, str]:
     make_directory(own)
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{own / 'mlflow.db'}"
     return MlflowClient(tracking_uri=uri), uri
-
-
-def _params(config: TrainConfig) -> list[Param]:
-    from mlflow.entities import Param
-
-    return [Param(name, str(value)) for name, value in leaves(config.model_dump(mode="json")).items()]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,22 +20,15 @@ from rankfall.data.impressions.compatibility import encoding_signature
 from rankfall.data.impressions.spec import Features
 from rankfall.models.scorers import GradeScorer
 from rankfall.objectives import BCE, Objective
+from rankfall.training import build
 from rankfall.training import run_directory as runs
-from rankfall.training.build import (
-    Optimizers,
-    check_kept,
-    check_objective,
-    make_cascade,
-    make_objective,
-    with_depths,
-)
 from rankfall.training.cascade_loaders import check_days, checksums, load_log, make_loader
 from rankfall.training.checks import check_metrics, check_models, check_training_labels, first_impressions
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.device import moved
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.item_weights import item_weights
-from rankfall.training.learner import Learner, Loader, Network
+from rankfall.training.learner import Learner, Network
 from rankfall.training.loop import Prepared
 from rankfall.training.measured_lists import means_of
 from rankfall.training.measured_lists import measure_cascade as measure
@@ -45,12 +38,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    import pyarrow as pa
     from torch import Tensor
 
     from rankfall.data import ImpressionLog
     from rankfall.data.impressions.loader import Impressions
-    from rankfall.training.build import BuiltObjective
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.item_weights import Weights
@@ -76,13 +67,14 @@ class Epoch:
 def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> Prepared:
     """Open and check the log of a training run; see :func:`rankfall.training.methods.train`."""
     log = load_log(config.data)
-    if resume:
-        log = _as_started(log, out)
-    config = with_depths(config, log.spec.stage_names)
+    if resume and (out / runs.LOG).is_file():  # the vocabularies of the start: the tables of the run do not grow
+        runs.verify_run(out, runs.LOG)
+        log = log.limited_to(Features.from_json(runs.read_json(out / runs.LOG)["features"]).tables)
+    config = build.with_depths(config, log.spec.stage_names)
     check_days(log, config.data)
     built = build_objective(log, config)
 
-    def make_learner(out: Path, on_notice: OnNotice) -> CascadeLearner:
+    def make_learner(on_notice: OnNotice) -> CascadeLearner:
         try:
             learner = CascadeLearner(config, out, log, group, built, on_notice)
         except ValueError as error:
@@ -96,13 +88,6 @@ def prepare(config: CascadeConfig, out: Path, *, resume: bool, group: Group) -> 
 
     files = {runs.LOG: json.dumps(encoding_signature(log), indent=1) + "\n"}
     return Prepared(config, checksums(log, config), make_learner, files)
-
-
-class DayLoader(Loader["Impressions"], Protocol):
-    """Batches of impressions with request ids."""
-
-    def requests(self, batch: Impressions) -> pa.ChunkedArray:
-        """Return the ids of the requests of a batch."""
 
 
 class _Network(Network):
@@ -147,8 +132,7 @@ class CascadeLearner(Learner["Impressions"]):
 
     section = "objective"
     config: CascadeConfig
-    optimizer: Optimizers
-    loader: DayLoader
+    loader: Any  # of impressions, with the ids of their requests
 
     def __init__(
         self,
@@ -156,7 +140,7 @@ class CascadeLearner(Learner["Impressions"]):
         out: Path,
         log: ImpressionLog,
         group: Group = ALONE,
-        built: BuiltObjective | None = None,
+        built: build.BuiltObjective | None = None,
         on_notice: OnNotice = warnings.warn,
     ) -> None:
         super().__init__(config, out, group)
@@ -167,7 +151,7 @@ class CascadeLearner(Learner["Impressions"]):
             "may be too certain to change"
         )
         self.objective, self.temperatures = built or build_objective(log, config)
-        self.cascade = make_cascade(config, log.features)
+        self.cascade = build.make_cascade(config, log.features)
         check_models(self.cascade, config, log, on_notice)
         check_metrics(config.stage_metrics)
         self.spare = first_impressions(log) if group.world > 1 and runs.sources_of(config) else None
@@ -176,7 +160,7 @@ class CascadeLearner(Learner["Impressions"]):
         weights, classifies = item_weights(config, log), config.objective.classifies
         network = _Network(self.cascade, self.objective, weights, self.placement, classifies=classifies)
         self.network = network.to(self.placement.device)
-        self.optimizer = Optimizers(config.optimizer, self.cascade, self.objective)
+        self.optimizer = build.Optimizers(config.optimizer, self.cascade, self.objective)
         kind = self.placement.device.type
         if "sparse" in self.optimizer.parts and (kind == "mps" or (kind == "cuda" and self.group.world > 1)):
             why = "MPS has no sparse tensors" if kind == "mps" else "nccl reduces dense gradients only"
@@ -186,7 +170,7 @@ class CascadeLearner(Learner["Impressions"]):
     def open_data(self) -> None:
         """Make the loaders of training and validation."""
         self.loader = make_loader(self.log, self.config, "train", self.group, pin_memory=self.placement.pins)
-        check_kept(self.objective, self.loader)
+        build.check_kept(self.objective, self.loader)
         self.valid = make_loader(self.log, self.config, "valid")
         self.batches = self.config.training.epochs * len(self.loader)
         self.validate_every = self.config.training.validate_every
@@ -272,15 +256,7 @@ def load_run(
     return config, Cascade.load(path, trust=trust).eval()
 
 
-def _as_started(log: ImpressionLog, out: Path) -> ImpressionLog:
-    """Return a log with the vocabularies with which a run was started; the tables of the run do not grow."""
-    if not (out / runs.LOG).is_file():
-        return log
-    runs.verify_run(out, runs.LOG)
-    return log.limited_to(Features.from_json(runs.read_json(out / runs.LOG)["features"]).tables)
-
-
-def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective:
+def build_objective(log: ImpressionLog, config: CascadeConfig) -> build.BuiltObjective:
     """Build the objective of a run, once, and check it before anything is written.
 
     Args:
@@ -290,20 +266,9 @@ def build_objective(log: ImpressionLog, config: CascadeConfig) -> BuiltObjective
     Raises:
         ConfigError: If the objective refuses its options, or would train a stage on no item of the log.
     """
-    built = make_objective(config)
-    check_objective(
-        *built,
-        stages=len(config.stages),
-        classifies=config.objective.classifies,
-        weighted=config.weight is not None,
-    )
-    _check_depths(log, config, built[0])
-    return built
-
-
-def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objective) -> None:
-    """Refuse a stage that would be trained on no item."""
-    deepest = len(log.spec.stages) - 1
+    built = build.make_objective(config)
+    build.check_objective(built, config)
+    deepest, objective = len(log.spec.stages) - 1, built[0]
     if isinstance(objective, BCE):
         for stage, least in zip(config.stages, objective.min_depth, strict=True):
             if least > deepest:
@@ -312,3 +277,4 @@ def _check_depths(log: ImpressionLog, config: CascadeConfig, objective: Objectiv
                     f"stages: with bce {stage.name} would train on items from depth {least} on, but the log's stages "
                     f"are {names}; give it a min_depth, or objective.min_depth=0 to train all stages on all items"
                 )
+    return built

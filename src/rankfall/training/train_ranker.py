@@ -21,13 +21,8 @@ from rankfall.metrics.named import parse
 from rankfall.models import FeatureScaling
 from rankfall.registry.references import check_weights_fit
 from rankfall.storage.trust import stored_code
+from rankfall.training import build
 from rankfall.training import run_directory as runs
-from rankfall.training.build import (
-    check_loss,
-    classifies,
-    make_loss,
-    make_optimizer,
-)
 from rankfall.training.checks import Ranker, check_label_values, check_lists, check_metrics, make_ranker
 from rankfall.training.config.ranker_config import RankerConfig
 from rankfall.training.config.sections import Role
@@ -45,14 +40,13 @@ if TYPE_CHECKING:
     from rankfall.data.lists.list_loader import ListBatch
     from rankfall.data.lists.ranking_data import RankingSplit
     from rankfall.metrics.named import NamedMetric
-    from rankfall.training.build import Temperature
     from rankfall.training.config.ranker_config import DataConfig
     from rankfall.training.device import Placement
     from rankfall.training.distributed.group import Group
     from rankfall.training.learner import Position
     from rankfall.training.loop import OnNotice
 
-    BuiltLoss = tuple[nn.Module, list[Temperature]]
+    BuiltLoss = tuple[nn.Module, list[build.Temperature]]
 
 QIDS_SHOWN = 5
 CHUNK_ROWS = 1 << 16
@@ -73,20 +67,22 @@ class Epoch:
 # --- a training run -----------------------------------------------------------------------------------------------
 
 
-def prepare(config: RankerConfig, group: Group) -> Prepared:
+def prepare(config: RankerConfig, out: Path, *, resume: bool, group: Group) -> Prepared:
     """Open and check the lists of a training run; see :func:`rankfall.training.methods.train`."""
     data = load_data(config.data)
     lists = {role: load_lists(data, config.data, role) for role in get_args(Role) if config.data.splits(role)}
-    _check_apart(data, config.data)
-    built = make_loss(config.loss)
-    check_loss(built[0], config.loss)
+    for one, other in combinations([*config.data.train, *config.data.valid, *config.data.test], 2):
+        if np.may_share_memory(data[one].features, data[other].features):  # such as `all` and `all:1/5`
+            raise ConfigError(f"data: {one} and {other} have lists in common; a list has one use")
+    built = build.make_loss(config.loss)
+    build.check_loss(built[0], config.loss)
     check_metrics([*config.metrics, config.training.metric])
     check_lists(lists["train"], config.loss.name)
-    if not placement_of(config.training, group).is_cpu and not classifies(config.loss):
+    if not placement_of(config.training, group).is_cpu and not build.classifies(config.loss):
         check_label_values(built[0], lists["train"], config.loss.name)
 
-    def make_learner(out: Path, on_notice: OnNotice) -> RankerLearner:
-        grades = count_grades(lists["train"], config.loss.name) if classifies(config.loss) else None
+    def make_learner(on_notice: OnNotice) -> RankerLearner:
+        grades = count_grades(lists["train"], config.loss.name) if build.classifies(config.loss) else None
         model = make_ranker(config.model, fit_scaling(data, config.data), grades)
         return RankerLearner(config, out, model, built, lists["train"], lists["valid"], group)
 
@@ -134,7 +130,7 @@ class RankerLearner(Learner["ListBatch"]):
         self.loss, self.temperatures = built
         self.modules = {"model": model, "loss": self.loss}
         self.network = _Network(model, self.loss, self.placement).to(self.placement.device)
-        self.optimizer = make_optimizer(config.optimizer, model.parameters(), self.loss.parameters())
+        self.optimizer = build.Optimizers(config.optimizer, model, self.loss)
         settings = config.training
         self.loader = ListLoader(
             lists,
@@ -237,13 +233,6 @@ def load_lists(data: RankingData, config: DataConfig, role: Role) -> Lists:
     return lists
 
 
-def _check_apart(data: RankingData, config: DataConfig) -> None:
-    """Refuse splits with different names that overlap, such as ``all`` and ``all:1/5``."""
-    for one, other in combinations([*config.train, *config.valid, *config.test], 2):
-        if np.may_share_memory(data[one].features, data[other].features):
-            raise ConfigError(f"data: {one} and {other} have lists in common; a list has one use")
-
-
 def fit_scaling(data: RankingData, config: DataConfig) -> FeatureScaling:
     """Return the scaling of the features, fitted to the training lists of a configuration."""
     recipe = data.manifest["recipe"]
@@ -252,16 +241,13 @@ def fit_scaling(data: RankingData, config: DataConfig) -> FeatureScaling:
         raise ConfigError(f"data.log1p: found true, but {data.path} was prepared with {done}; expected false")
     if not config.standardise:
         return FeatureScaling.identity(data.features, log1p=config.log1p)
-    scaling = _log_moments(data, config).scaling() if config.log1p else data.scaling(config.train)
+    scaling = data.scaling(config.train)
+    if config.log1p:  # the stored moments are those of the values, not of their logarithms
+        logarithm = FeatureScaling.identity(data.features, log1p=True)
+        chunks = Lists([data[name] for name in config.train]).chunks(CHUNK_ROWS)
+        parts = [Moments.of(logarithm(chunk).numpy()) for chunk in chunks]
+        scaling = sum(parts[1:], start=parts[0]).scaling()
     return FeatureScaling(torch.tensor(scaling.mean), torch.tensor(scaling.deviation), log1p=config.log1p)
-
-
-def _log_moments(data: RankingData, config: DataConfig) -> Moments:
-    """Return the moments of the logarithms. The stored moments are those of the values."""
-    logarithm = FeatureScaling.identity(data.features, log1p=True)
-    chunks = Lists([data[name] for name in config.train]).chunks(CHUNK_ROWS)
-    parts = [Moments.of(logarithm(chunk).numpy()) for chunk in chunks]
-    return sum(parts[1:], start=parts[0])
 
 
 def count_grades(lists: Lists, name: str) -> int:

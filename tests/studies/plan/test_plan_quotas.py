@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from rankfall.studies.plan.plan_quotas import Costs, Target, parse_costs, plan_quotas, weight_of
 from rankfall.studies.plan.plan_result import PLAN, PlanResult, StageCost
@@ -148,7 +149,7 @@ def test_intervals_over_users_are_wider_if_a_user_repeats() -> None:
         rank=one.rank[users],
         **again,
     )
-    by_request, by_user, alone = plan(scores), plan(scores, users=users), plan(one)
+    by_request, by_user, alone = plan(scores), plan(scores, users=torch.from_numpy(users)), plan(one)
     widths = [found.current.point.value.high - found.current.point.value.low for found in (by_request, by_user, alone)]
     assert widths[1] == pytest.approx(widths[2], rel=0.15)
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.15)

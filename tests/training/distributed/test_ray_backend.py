@@ -138,22 +138,20 @@ def test_messages_sent_at_the_end_arrive(engine: Ray, tmp_path: Path, monkeypatc
 
     class Late(Here):
         def fit(self) -> None:
+            send = self.task["actor"].send.remote
+            engine.ray.get(send("notice", "nearly done"))
             looked.wait(60)
-            engine.ray.get(self.task["actor"].send.remote("stopped", "the last message"))
+            engine.ray.get(send("stopped", "the last message"))
 
-    handle = ray_backend._Outcome.handle
-
-    def handle_and_wait(self: ray_backend._Outcome, messages: list[tuple[str, Any]]) -> None:
-        handle(self, messages)
+    def wait_for_the_end(text: str) -> None:
         looked.set()
         for thread in threading.enumerate():
             if isinstance(thread, ray_backend._Fit):
                 thread.join(60)
 
     monkeypatch.setattr(ray_backend, "_trainer", Late)
-    monkeypatch.setattr(ray_backend._Outcome, "handle", handle_and_wait)
     with pytest.raises(Stopped, match="the last message"):
-        train_by_ray(cascade_config(tmp_path), tmp_path / "run", engine)
+        train_by_ray(cascade_config(tmp_path), tmp_path / "run", engine, on_notice=wait_for_the_end)
 
 
 @pytest.mark.trial

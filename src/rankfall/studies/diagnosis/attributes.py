@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import calendar
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from rankfall.data.impressions import spec
 from rankfall.data.impressions.items import from_arrow
 from rankfall.data.impressions.loader import ItemFirstSeen
 from rankfall.data.impressions.loader.window import DayBlocks
-from rankfall.data.impressions.spec import (
-    FIRST_KNOWN,
-    MISSING,
-    UNSEEN,
-    Categorical,
-    Dense,
-    Time,
-    column_of,
-    is_dense,
-    table_of,
-)
 from rankfall.training.cascade_metrics import user_feature
 
 if TYPE_CHECKING:
@@ -36,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankfall.data.impressions.log import Day, ImpressionLog
-    from rankfall.data.impressions.spec import FeatureConfig, Group
     from rankfall.studies.diagnosis.segments import FunnelLists
 
     Values = NDArray[Any]
@@ -55,9 +44,9 @@ class RawValues:
     def __init__(self, log: ImpressionLog) -> None:
         self._log = log
         self._fitted: dict[str, Any] = log.manifest["about"]
-        self._vocabularies: dict[str, pa.Array] = {}
+        self._vocabulary = cache(log.vocabulary)
 
-    def texts(self, group: Group, name: str, encoded: Values) -> list[str]:
+    def texts(self, group: spec.Group, name: str, encoded: Values) -> list[str]:
         """Return the values of a feature as text.
 
         Args:
@@ -66,13 +55,13 @@ class RawValues:
             encoded: Ids or numbers ``(n,)``, or vectors ``(n, size)``.
         """
         feature = getattr(self._log.spec.features, group)[name]
-        if is_dense(feature):
+        if spec.is_dense(feature):
             numbers = self.numbers(group, name, encoded)
             return [", ".join(map(_shown, row)) for row in numbers.reshape(len(numbers), -1)]
         shown = {int(one): self._id_text(group, name, feature, int(one)) for one in np.unique(encoded)}
         return [shown[one] for one in encoded.tolist()]
 
-    def numbers(self, group: Group, name: str, encoded: Values) -> NDArray[np.float64]:
+    def numbers(self, group: spec.Group, name: str, encoded: Values) -> NDArray[np.float64]:
         """Return the numbers of a dense feature before scaling, as far as the log states the scaling.
 
         Missing numbers are NaN if the feature has an indicator of them.
@@ -98,33 +87,28 @@ class RawValues:
         places = np.searchsorted(np.asarray(table["item"].combine_chunks()), numbers)
         return [str(value) for value in table["id"].take(pa.array(places)).to_pylist()]
 
-    def _id_text(self, group: Group, name: str, feature: FeatureConfig, one: int) -> str:
-        if one in (MISSING, UNSEEN):
-            return "missing" if one == MISSING else "value without an id"
-        place = one - FIRST_KNOWN
-        if isinstance(feature, Dense):
+    def _id_text(self, group: spec.Group, name: str, feature: spec.FeatureConfig, one: int) -> str:
+        if one in (spec.MISSING, spec.UNSEEN):
+            return "missing" if one == spec.MISSING else "value without an id"
+        place = one - spec.FIRST_KNOWN
+        if isinstance(feature, spec.Dense):
             return self._range(f"{group}.{name}", feature, place)
-        if isinstance(feature, Categorical) and feature.hash_bucket_size is not None:
+        if isinstance(feature, spec.Categorical) and feature.hash_bucket_size is not None:
             return f"hash {place}"
-        if isinstance(feature, Categorical) and feature.vocabulary is not None:
-            values = self._vocabulary(table_of(group, name, feature))
+        if isinstance(feature, spec.Categorical) and feature.vocabulary is not None:
+            values = self._vocabulary(spec.table_of(group, name, feature))
             return str(values[place]) if place < len(values) else f"id {one}"
-        if isinstance(feature, Time) and feature.part in ("weekday", "month"):
+        if isinstance(feature, spec.Time) and feature.part in ("weekday", "month"):
             return str((calendar.day_name if feature.part == "weekday" else calendar.month_name[1:])[place])
         return str(place)
 
-    def _range(self, key: str, feature: Dense, place: int) -> str:
+    def _range(self, key: str, feature: spec.Dense, place: int) -> str:
         edges: Sequence[float] = self._fitted.get("edges", {}).get(key, feature.bucketize)
         numbers = np.array(edges, np.float64)
         texts = [number_text(edge) for edge in (_without_log(numbers) if feature.log1p else numbers)]
         if place == 0:
             return f"below {texts[0]}"
         return f"{texts[-1]} or more" if place == len(texts) else f"{texts[place - 1]} to below {texts[place]}"
-
-    def _vocabulary(self, table: str) -> pa.Array:
-        if table not in self._vocabularies:
-            self._vocabularies[table] = self._log.vocabulary(table)
-        return self._vocabularies[table]
 
 
 def _shown(value: float) -> str:
@@ -243,7 +227,7 @@ class LogAttributes:
         for day in self._train:
             ids = from_arrow(day.table()[column])
             counts += np.bincount(ids[ids < len(counts)], minlength=len(counts))
-        counts[:FIRST_KNOWN] = 0  # of users without an id nothing is known
+        counts[: spec.FIRST_KNOWN] = 0  # of users without an id nothing is known
         found: Ints = counts[self.users]
         return found
 
@@ -291,16 +275,16 @@ class LogAttributes:
         yield _ranges(LENGTH, self.scores.ranked.numpy()[request], "item", "items")
         yield _ranges(RELEVANT, np.bincount(request)[request], "item", "items")
         yield _ranges(RELEVANCE, self.scores.relevance.numpy()[request, place])
-        groups: list[Group] = ["user", "context", "item"]
+        groups: list[spec.Group] = ["user", "context", "item"]
         sizes = {(group, one.name): one.size for group in groups for one in self.log.features.of(group)}
         for group, name, feature in self.log.spec.features:
-            if is_dense(feature) and sizes[group, name] > 1:
+            if spec.is_dense(feature) and sizes[group, name] > 1:
                 continue
             if group == "item":
                 encoded = self.of_items(name, request, place)
             else:
                 encoded = self.of_requests(f"{group}.{name}")[request]
-            if is_dense(feature):
+            if spec.is_dense(feature):
                 yield _ranges(f"{group}.{name}", self.raw.numbers(group, name, encoded))
             else:
                 yield _values(f"{group}.{name}", encoded, partial(self.raw.texts, group, name))
@@ -315,13 +299,15 @@ class LogAttributes:
             AGE: [_counted(days, "day", "days") for days in ages],
         }
         for name, feature in self.log.spec.features.item.items():
-            if column_of(self.log.spec, name, feature) != self.log.spec.item:  # the id is shown beside the attributes
+            if (
+                spec.column_of(self.log.spec, name, feature) != self.log.spec.item
+            ):  # the id is shown beside the attributes
                 columns[name] = self.raw.texts("item", name, self.of_items(name, request, place))
         return _rows(columns, len(request))
 
     def describe_requests(self, requests: Ints) -> list[dict[str, str]]:
         """Return the features of users and contexts as text."""
-        groups: list[Group] = ["user", "context"]
+        groups: list[spec.Group] = ["user", "context"]
         columns = {
             name: self.raw.texts(group, name, self.of_requests(f"{group}.{name}")[requests])
             for group in groups

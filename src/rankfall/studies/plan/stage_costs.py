@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,14 +48,28 @@ def measure_costs(
         on_step: Receives the current step, the number of its finished units and their total.
     """
     requests = [bundle.encode([request]) for request in asked]
+    rows = np.random.default_rng(0).permutation(len(bundle.items))
+
+    def search(stage: Stage, request: EncodedRequests, quota: int) -> None:
+        own, stage.quota = stage.quota, quota
+        try:
+            stage.search(request, scored=False)
+        finally:
+            stage.quota = own
+
+    def score(stage: Stage, request: EncodedRequests, length: int) -> None:
+        stage.score(request, rows[None, :length])
+
     costs = []
     for place, (stage, most) in enumerate(zip(bundle.stages, longest, strict=True)):
         on_step(f"cost of {stage.name}", place, len(bundle.stages))
         most = min(most, len(bundle.items))
-        if place == 0:
-            costs.append(_search_cost(stage, requests, most, seconds))
-        else:
-            costs.append(_score_cost(stage, requests, len(bundle.items), most, seconds))
+        sizes = np.unique(np.geomspace(max(1, most // 32), most, SIZES).astype(int)).tolist()
+        samples = _samples(partial(score if place else search, stage), requests, sizes, seconds)
+        measured = [sample.items for sample in samples], [sample.cost for sample in samples]
+        fixed, slope, fixed_error, slope_error = fit_line(*measured)
+        per_item, per_kept = (slope, 0.0) if place else (0.0, slope)
+        costs.append(StageCost(stage.name, fixed, per_item, per_kept, fixed_error, slope_error, samples))
     return costs
 
 
@@ -79,43 +94,6 @@ def fit_line(items: Sequence[int], costs: Sequence[float]) -> tuple[float, float
     if len(found) == 1:
         return 0.0, float(found[0]), 0.0, float(errors[0])
     return float(found[0]), float(found[1]), float(errors[0]), float(errors[1])
-
-
-def _search_cost(stage: Stage, requests: Sequence[EncodedRequests], most: int, seconds: float) -> StageCost:
-    """Return the cost of a search: fixed for all items, and a cost per item that it returns."""
-    own = stage.quota
-
-    def search(request: EncodedRequests, quota: int) -> None:
-        stage.quota = quota
-        stage.search(request, scored=False)
-
-    try:
-        samples = _samples(search, requests, _sizes(most), seconds)
-    finally:
-        stage.quota = own
-    fixed, per_kept, fixed_error, slope_error = fit_line(*_columns(samples))
-    return StageCost(stage.name, fixed, 0.0, per_kept, fixed_error, slope_error, samples)
-
-
-def _score_cost(stage: Stage, requests: Sequence[EncodedRequests], items: int, most: int, seconds: float) -> StageCost:
-    """Return the cost of scoring: fixed, and a cost per item that enters."""
-    rows = np.random.default_rng(0).permutation(items)
-
-    def score(request: EncodedRequests, length: int) -> None:
-        stage.score(request, rows[None, :length])
-
-    samples = _samples(score, requests, _sizes(most), seconds)
-    fixed, per_item, fixed_error, slope_error = fit_line(*_columns(samples))
-    return StageCost(stage.name, fixed, per_item, 0.0, fixed_error, slope_error, samples)
-
-
-def _sizes(most: int) -> list[int]:
-    sizes: list[int] = np.unique(np.geomspace(max(1, most // 32), most, SIZES).astype(int)).tolist()
-    return sizes
-
-
-def _columns(samples: Sequence[CostSample]) -> tuple[list[int], list[float]]:
-    return [sample.items for sample in samples], [sample.cost for sample in samples]
 
 
 def _samples(

@@ -20,7 +20,7 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.learner import Position
-    from rankfall.training.loop import OnNotice, Progress
+    from rankfall.training.loop import OnNotice
+    from rankfall.training.methods import Callbacks
 
     OnDay = Callable[[str], None]
 
@@ -88,10 +89,9 @@ def train_days(
     resume: bool = False,
     weights: bool = False,
     first_days: ItemFirstSeen | None = None,
-    progress: Progress = lambda step: None,
     on_day: OnDay = lambda day: None,
     on_notice: OnNotice = warnings.warn,
-    stop: Callable[[], int] = lambda: False,
+    **callbacks: Unpack[Callbacks],
 ) -> runs.TrainResult:
     """Measure and train on days one after the other, and leave a run directory.
 
@@ -103,11 +103,10 @@ def train_days(
         resume: continue a run, with the same result as if it had never been interrupted.
         weights: keep the weights after every day.
         first_days: first days of items, which runs on the same log can share.
-        progress: receives the progress after every batch.
         on_day: receives every day that was trained on, after its checkpoint is written. A continued run passes the
             last day again, because the process may have been killed before the callback returned.
         on_notice: receives messages, for instance about damaged checkpoints.
-        stop: called after every batch; a true value ends the run, which raises :class:`Stopped`.
+        callbacks: further ones of :func:`rankfall.training.methods.train`.
     """
     with runs.own_code(config, trains=True):
         first_days = first_days or ItemFirstSeen()
@@ -136,7 +135,7 @@ def train_days(
                 learner = _DayLearner(config, out, log, rows, days, first_days, built, on_notice)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-            loop = _DayLoop(learner, days, weights=weights, on_day=on_day, progress=progress, stop=stop)
+            loop = _DayLoop(learner, days, weights=weights, on_day=on_day, **callbacks)
             files = {
                 runs.CONFIG: dump_absolute(config),
                 runs.LOG: json.dumps(encoding_signature(log) | {_FIRST_ROWS: rows}, indent=1) + "\n",
@@ -147,13 +146,27 @@ def train_days(
 
 def check_begun(config: CascadeConfig, out: Path, log: ImpressionLog) -> None:
     """Raise if a run was started with a different configuration, or with a log that is encoded differently."""
-    if (out / runs.CONFIG).is_file():
-        before = runs.read_config(out)
-        runs.check_same_code(out, config)
-        runs.check_same(
-            out, _resumable_settings(before), _resumable_settings(with_depths(config, log.spec.stage_names))
-        )
-        _check_log(out, log)
+    if not (out / runs.CONFIG).is_file():
+        return
+    before, now = runs.read_config(out), with_depths(config, log.spec.stage_names)
+    runs.check_same_code(out, config)
+    runs.check_same(out, _resumable_settings(before), _resumable_settings(now))
+    if (out / runs.LOG).is_file():
+        runs.verify_run(out, runs.LOG)
+    try:
+        trained = parse_json((out / runs.LOG).read_text())
+    except (FileNotFoundError, ValueError):
+        return  # the run was killed before it trained
+    tables = log.features.tables
+    for table, rows in Features.from_json(trained["features"]).tables.items():
+        if table not in trained["vocabularies"] and tables.get(table, rows) != rows:
+            raise ConfigError(
+                f"data.path: {out} was started with {rows:,} rows of {table}, {log.path} now has {tables[table]:,}. "
+                "The size of a table without a vocabulary is fixed: add days with the ids of the first, or start a "
+                "new stream"
+            )
+    sequences = (f"sequence.{one['name']}" for one in trained["features"]["sequences"])
+    check_compatible(trained, log, used={*trained["rules"], *sequences})
 
 
 def _check_pool(config: CascadeConfig, log: ImpressionLog, days: Iterable[str]) -> None:
@@ -352,7 +365,13 @@ class _DayLoop(Loop["Impressions"]):
     learner: _DayLearner
 
     def __init__(
-        self, learner: _DayLearner, days: Mapping[str, str], *, weights: bool, on_day: OnDay, **callbacks: Any
+        self,
+        learner: _DayLearner,
+        days: Mapping[str, str],
+        *,
+        weights: bool,
+        on_day: OnDay,
+        **callbacks: Unpack[Callbacks],
     ) -> None:
         data = {f"day {day}": found for day, found in days.items()}
         super().__init__(learner, learner.config, learner.out, data=data, **callbacks)
@@ -456,27 +475,6 @@ class _DayLoop(Loop["Impressions"]):
         day, loader = self._days[place.epoch - 1], self.learner.loader
         batches = f" of {len(loader)}" if loader.has_chosen(place.epoch - 1) else ""  # unknown before the day is opened
         return f"after batch {place.batch}{batches} of {day}"
-
-
-def _check_log(run: Path, log: ImpressionLog) -> None:
-    """Raise if ids or numbers of a log differ in meaning from those that the run was started with."""
-    if (run / runs.LOG).is_file():
-        runs.verify_run(run, runs.LOG)
-    try:
-        trained = parse_json((run / runs.LOG).read_text())
-    except (FileNotFoundError, ValueError):
-        return  # the run was killed before it trained
-    now = log.features.tables
-    for table, rows in Features.from_json(trained["features"]).tables.items():
-        if table not in trained["vocabularies"] and now.get(table, rows) != rows:
-            raise ConfigError(
-                f"data.path: {run} was started with {rows:,} rows of {table}, {log.path} now has {now[table]:,}. The "
-                "size of a table without a vocabulary is fixed: add days with the ids of the first, or start a new "
-                "stream"
-            )
-    check_compatible(
-        trained, log, used={*trained["rules"], *(f"sequence.{one['name']}" for one in trained["features"]["sequences"])}
-    )
 
 
 LEDGER = "days.json"

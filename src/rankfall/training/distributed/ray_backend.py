@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -127,48 +128,36 @@ def train_by_ray(
     fit = _Fit(_trainer(task, workers, engine))
     if force:
         runs.mark_for_replacement(out)
+    found: dict[str, list[Any]] = defaultdict(list)  # messages of the processes by kind
     try:
-        outcome = _follow(fit, actor, engine, progress, on_notice, stop)
+        fit.start()
+        alive = True
+        while alive:
+            fit.join(_INTERVAL)
+            alive = fit.is_alive()
+            if stop():
+                ray.get(actor.request_stop.remote())
+            for kind, content in ray.get(actor.receive.remote()):
+                if kind == "step":
+                    progress(runs.Step(**content))
+                elif kind == "notice":
+                    on_notice(content)
+                else:
+                    found[kind].append(content)
     finally:
         if force:
             runs.unmark_for_replacement(out)
-    return _result(fit, outcome)
-
-
-def _follow(
-    fit: _Fit,
-    actor: Any,
-    engine: Ray,
-    progress: Callable[[runs.Step], None],
-    on_notice: Callable[[str], None],
-    stop: Callable[[], int],
-) -> _Outcome:
-    """Train to the end, and pass messages on in both directions."""
-    outcome = _Outcome(progress, on_notice)
-    fit.start()
-    while fit.is_alive():
-        fit.join(_INTERVAL)
-        if stop():
-            engine.ray.get(actor.request_stop.remote())
-        outcome.handle(engine.ray.get(actor.receive.remote()))
-    outcome.handle(engine.ray.get(actor.receive.remote()))  # messages since the last call
-    return outcome
-
-
-def _result(fit: _Fit, outcome: _Outcome) -> runs.TrainResult:
     if fit.error is not None and type(fit.error).__module__.partition(".")[0] != "ray":
         raise fit.error  # a bug of ours; Ray's own errors mean that processes died
-    if outcome.bug is not None:
-        message, details = outcome.bug
+    if found["bug"]:
+        message, details = found["bug"][-1]
         raise BugError(f"in a training process: {message}", details)
-    if outcome.result is not None:  # processes of earlier starts may have sent errors
-        return outcome.result
-    if outcome.stopped:
-        raise runs.Stopped(outcome.stopped)
-    if outcome.errors:
-        raise RankfallError(
-            min(outcome.errors)[1]
-        )  # prefers the process that failed to those that report a peer's error
+    if found["result"]:  # processes of earlier starts may have sent errors
+        return runs.TrainResult(**found["result"][-1])
+    if found["stopped"]:
+        raise runs.Stopped(found["stopped"][-1])
+    if found["error"]:  # prefers the process that failed to those that report a peer's error
+        raise RankfallError(min(found["error"])[1])
     # Ray Train does not try again if a process dies in the moment in which it is started.
     times = "while they were started" if hasattr(fit.error, "controller_failure") else f"{ATTEMPTS} times"
     raise runs.EnvironmentFailure(
@@ -278,25 +267,19 @@ def _train(task: dict[str, Any], group: Group) -> None:
     if earlier_starts is None:
         return
     group.restarted = earlier_starts > 0
-    reporter = ProgressReporter(actor) if group.first else None
-    on_notice = reporter.notice if reporter else _ignore
+    callbacks: dict[str, Any] = {"on_notice": lambda text: None}  # other processes send errors only
+    if group.first:
+        reporter = ProgressReporter(actor)
+        callbacks = {"progress": reporter.report, "on_notice": reporter.notice, "stop": reporter.stop_requested}
+    options = {name: task[name] for name in ("force", "resume")}
     try:
-        with verification(task["verify"], on_notice):
-            result = train(
-                task["config"],
-                task["out"],
-                force=task["force"],
-                resume=task["resume"],
-                group=group,
-                progress=reporter.report if reporter else _ignore,
-                on_notice=on_notice,
-                stop=reporter.stop_requested if reporter else lambda: False,
-            )
+        with verification(task["verify"], callbacks["on_notice"]):
+            result = train(task["config"], task["out"], group=group, **options, **callbacks)
     except runs.Stopped as stopped:
-        if reporter:
+        if group.first:
             _send(actor, "stopped", str(stopped))
     else:
-        if reporter:
+        if group.first:
             _send(actor, "result", asdict(result))
 
 
@@ -325,42 +308,8 @@ class ProgressReporter:
         return requested
 
 
-def _ignore(value: object) -> None:
-    """Callback of the other processes, which send errors only."""
-
-
 def _send(actor: Any, kind: str, content: object) -> None:
     """Send a message and wait until it has arrived."""
     import ray
 
     ray.get(actor.send.remote(kind, content))
-
-
-# --- in the command -----------------------------------------------------------------------------------------------
-
-
-class _Outcome:
-    """Result or errors of a training run, from the messages of its processes."""
-
-    def __init__(self, progress: Callable[[runs.Step], None], on_notice: Callable[[str], None]) -> None:
-        self._progress, self._on_notice = progress, on_notice
-        self.result: runs.TrainResult | None = None
-        self.stopped = ""  # position at which the run stopped early
-        self.bug: tuple[str, str] | None = None  # message and traceback
-        self.errors: list[tuple[bool, str]] = []  # whether it reports a peer's error, and the message
-
-    def handle(self, messages: list[tuple[str, Any]]) -> None:
-        """Call the callbacks for progress and notices, and keep everything else."""
-        for kind, content in messages:
-            if kind == "step":
-                self._progress(runs.Step(**content))
-            elif kind == "notice":
-                self._on_notice(content)
-            elif kind == "error":
-                self.errors.append(content)
-            elif kind == "stopped":
-                self.stopped = content
-            elif kind == "bug":
-                self.bug = content
-            else:
-                self.result = runs.TrainResult(**content)
