@@ -14,13 +14,13 @@ from xml.etree import ElementTree
 import pytest
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import rankfall
 from rankfall import ops
 from rankfall.cli import PATH, app
 from rankfall.commands.terminal import print_error, print_message, print_result
-from rankfall.reporting.terminal import FoldedTable
+from rankfall.reporting.blocks import Table
+from rankfall.reporting.terminal import show
 from support.command_line import run
 
 if TYPE_CHECKING:
@@ -256,15 +256,11 @@ def test_submodules_are_imported_lazily_but_listed() -> None:
 
 
 def test_a_wide_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table(title="title", caption="caption")
-    table.add_column("name")
     columns = [f"column {i}".ljust(20, "x") for i in range(7)]
-    for column in columns:
-        table.add_column(column)
-    for row in ("a", "b"):
-        table.add_row(row, *(f"{row}{i}" for i in range(7)))
+    rows = [[row, *(f"{row}{i}" for i in range(7))] for row in ("a", "b")]
+    table = show([Table(["name", *columns], rows, title="title", caption="caption", framed=False)])
     for width, parts in ((80, 3), (100, 2), (300, 1)):
-        Console(width=width).print(FoldedTable(table))
+        Console(width=width).print(table)
         lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
         assert max(map(len, lines)) <= width
         assert (lines[0].strip(), lines[-1].strip()) == ("title", "caption")
@@ -273,5 +269,5 @@ def test_a_wide_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
         assert [word for word in words if word.startswith("a") and word != "a"] == [f"a{i}" for i in range(7)]
         text = "\n".join(lines)
         assert all(text.count(column) == 1 for column in columns)
-    Console(width=20).print(FoldedTable(table))  # narrower than a column
+    Console(width=20).print(table)  # narrower than a column
     assert "a6" in capsys.readouterr().out

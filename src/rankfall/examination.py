@@ -8,7 +8,7 @@ two factors; ``docs/concepts/click-bias.md`` says what each of them assumes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Floats = NDArray[np.float64]
     OnProgress = Callable[[str, int, int], None]
+    Estimator = Callable[[Floats], Floats]  # weights of the shown items to a curve, relative to the first position
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ExaminationCurve(Result):
 
 RANK, ITEM = "rank", "item"
 FEW_VALUES = 128  # embedding rows up to which a feature describes relevance by default
+_OF_ROWS = ("position", "click", "request", "cluster")
 VARIES = 0.01  # the smallest share of shows away from the usual position of their rank
 
 
@@ -102,7 +104,7 @@ class Shows:
         """Return some of the shown items."""
         return replace(
             self,
-            **{name: getattr(self, name)[chosen] for name in ("position", "click", "request", "cluster")},
+            **{name: getattr(self, name)[chosen] for name in _OF_ROWS},
             values={name: values[chosen] for name, values in self.values.items()},
         )
 
@@ -148,20 +150,6 @@ def read_shows(
     if not any(map(len, parts)):
         raise RankfallError(f"{log.path}: no item of these days has a position, so nothing was shown")
     return _joined(parts)
-
-
-def default_given(log: ImpressionLog, *, few: bool) -> list[str]:
-    """Return the names of what a log describes relevance by: all of it, or only what most logs have.
-
-    Args:
-        log: The log.
-        few: Leave out features.
-    """
-    ranked = [RANK] if log.spec.rank is not None else []
-    if few:
-        return ranked or [ITEM]
-    features = [feature for feature in log.features.features if feature.rows <= FEW_VALUES]
-    return [*ranked, *(f"{feature.group}.{feature.name}" for feature in features)]
 
 
 def varies(values: NDArray[Any], position: Integers) -> bool:
@@ -211,14 +199,9 @@ def _shows_of(block: ImpressionBlock, feedback: str, given: list[str], user: str
 
 
 def _joined(parts: list[Shows]) -> Shows:
-    return Shows(
-        position=np.concatenate([part.position for part in parts]),
-        click=np.concatenate([part.click for part in parts]),
-        request=np.concatenate([part.request for part in parts]),
-        cluster=np.concatenate([part.cluster for part in parts]),
-        resampled=parts[0].resampled,
-        values={name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
-    )
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_ROWS}
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    return replace(parts[0], **columns, values=values)
 
 
 _NEWTON_STEPS = 50
@@ -226,13 +209,6 @@ _CONVERGED = 1e-9
 _PENALTY = 1.0  # of the squared coefficients, as a normal prior of variance 1 would give
 FIRST_STEPS, FURTHER_STEPS = 500, 30  # of L-BFGS, for the first weights and for those of bootstrap samples
 _MOST = 1 - 1e-9  # the largest probability of a click, so that its logarithm stays finite
-
-
-class Estimator(Protocol):
-    """Estimates the examination of every position, relative to the first one."""
-
-    def __call__(self, weight: Floats) -> Floats:
-        """Return the curve for these weights of the shown items."""
 
 
 class Naive:
@@ -489,7 +465,7 @@ def estimate_examination(
     shows = read_shows(log, feedback, given=asked, days=chosen, on_day=on_day)
     shows, notes = _usable(shows, positions)
     shows, ranked_notes = _without_useless_rank(shows, given is not None, method)
-    estimators = {"naive": Naive(shows), "estimate": ESTIMATORS[method](shows)}
+    estimators: dict[str, Estimator] = {"naive": Naive(shows), "estimate": ESTIMATORS[method](shows)}
     fitted, samples = _bootstrap(estimators, shows, resamples, seed, on_progress)
     points = _points(shows, fitted, samples)
     return ExaminationCurve(
@@ -507,11 +483,16 @@ def estimate_examination(
 
 
 def _asked(log: ImpressionLog, method: Method, given: Sequence[str] | None) -> list[str]:
+    """Return the names of what relevance is described by; with `pairs`, one of rank and item is left out later."""
     if method == "naive":
         return []
     if given is not None:
         return list(given)
-    return [*default_given(log, few=method == "pairs"), *([ITEM] if method == "pairs" else [])]
+    ranked = [RANK] if log.spec.rank is not None else []
+    if method == "pairs":
+        return [*ranked, ITEM]
+    features = [feature for feature in log.features.features if feature.rows <= FEW_VALUES]
+    return [*ranked, *(f"{feature.group}.{feature.name}" for feature in features)]
 
 
 def _usable(shows: Shows, most: int) -> tuple[Shows, list[str]]:

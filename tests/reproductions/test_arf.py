@@ -97,8 +97,7 @@ def test_a_sweep_is_shown_beside_both_published_sets(tmp_path: Path) -> None:
 
 def test_heat_maps_in_numbers() -> None:
     values = {("a", "a"): 0.5, ("a", "b"): 0.7, ("b", "a"): 0.6, ("b", "b"): 0.9}
-    cells = [{"panel": "loss", "row": row, "column": column, "value": value} for (row, column), value in values.items()]
-    assert summary_of("loss", cells) == pytest.approx(
+    assert summary_of(values) == pytest.approx(
         {
             "mean of the map": 0.675,
             "mean of the diagonal": 0.7,

@@ -242,7 +242,7 @@ def paired_test(
     if method == "t" or error == 0:
         return _t_test(mean, error, pairs - 1, alternative, confidence, pairs, dropped)
     means = _resampled_means(difference, samples, generator)
-    low, high = _interval(means, confidence)
+    low, high = map(float, interval(means, confidence))
     return TestResult(
         statistic=mean / error,
         p_value=_share_beyond(means - mean, mean, alternative),
@@ -605,13 +605,6 @@ def _resampled_means(values: Tensor, samples: int, generator: torch.Generator | 
         drawn = torch.randint(size, (len(part), size), generator=generator, device=values.device)
         part.copy_(values[drawn].mean(-1))
     return means
-
-
-def _interval(means: Tensor, confidence: float) -> tuple[float, float]:
-    """Return the percentile interval."""
-    tail = (1 - confidence) / 2
-    ends = means.quantile(torch.tensor([tail, 1 - tail], dtype=means.dtype, device=means.device))
-    return float(ends[0]), float(ends[1])
 
 
 def _share_beyond(centred: Tensor, mean: float, alternative: str) -> float:

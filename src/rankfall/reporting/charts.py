@@ -183,16 +183,6 @@ def text(
     return f'<text x="{x:.2f}%" y="{y:.1f}" text-anchor="{anchor}"{look}>{escape(content)}</text>'
 
 
-def band(points: Sequence[tuple[float, float, float]], height: float, fill: str) -> str:
-    """Return a pale area between two heights; points are x in percent, and two y in pixels."""
-    outline = [(x, low) for x, low, _ in points] + [(x, high) for x, _, high in reversed(points)]
-    corners = " ".join(f"{x:.2f},{y:.1f}" for x, y in outline)
-    return (
-        f'<svg width="100%" height="{height:.0f}" viewBox="0 0 100 {height:.0f}" preserveAspectRatio="none">'
-        f'<polygon points="{corners}" fill="{fill}" fill-opacity="0.15"/></svg>'
-    )
-
-
 def panel(x: float, y: float, width: float, height: float, parts: Sequence[str]) -> str:
     """Return a part of a drawing with its own coordinates; all numbers in pixels."""
     return (
@@ -408,75 +398,52 @@ def _wrapped(words: str, letters: int = _LETTERS) -> str:
 
 _STRIP, _AXIS = 24, 26  # heights of a row and of an axis
 _SHADE = "#f3e3b3"  # of a range of an axis
+_HEIGHT, _MARGIN = 180, 12  # of a panel of curves: pixels, and percent on the left for the labels of the vertical axis
+_NARROWEST = 340  # pixels of such a panel at least, so that labels of the horizontal axis do not overlap
 _MANY = 40  # points of a line, above which they are small
 
 
-# --- parts --------------------------------------------------------------------------------------------------------
+# --- axes ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Series:
-    """A line through points (x, y), with a band from low to high if `bands` has (x, low, high); or dots with bars."""
-
-    points: Sequence[tuple[float, float]]
-    color: str
-    bands: Sequence[tuple[float, float, float]] = ()
-    only_dots: bool = False
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Scales and ticks of a chart with two axes."""
+class _Axes:
+    """Scales of a panel with two axes, and the ticks of the horizontal one."""
 
     along: Scale
     up: Scale
     ticks: Sequence[float]
-    height: float = 180
-    width: float = 340  # pixels at least, so that labels of the horizontal axis do not overlap
-    margin: float = 12  # percent on the left for the labels of the vertical axis
 
-    def x(self, value: float) -> float:
-        """Return the horizontal position in percent."""
-        return self.margin + self.along(value) * (100 - self.margin) / 100
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return a position, in percent and in pixels."""
+        return _MARGIN + self.along(x) * (100 - _MARGIN) / 100, _HEIGHT * (1 - self.up(y) / 100)
 
-    def y(self, value: float) -> float:
-        """Return the vertical position in pixels."""
-        return self.height * (1 - self.up(value) / 100)
+    def grid(self) -> list[str]:
+        """Return the grid lines and labels of both axes."""
+        heights, parts = self.up.ticks(4), []
+        names = [f"{float(f'{tick:.3g}'):g}" for tick in heights] if self.up.log else tick_labels(heights)
+        for tick, label in zip(heights, names, strict=True):
+            _, y = self.place(self.along.low, tick)
+            parts += [line(0, y, 100, y, GRID, 1), text(0, y - 4 if y > 12 else y + 13, label)]
+        labels = [f"{tick:g}" for tick in self.ticks] if self.along.log else tick_labels(self.ticks)
+        free = 0.0  # percent from where the next label may begin
+        for tick, label in zip(self.ticks, labels, strict=True):
+            x, _ = self.place(tick, self.up.low)
+            half = 100 * text_width(label) / 2 / _NARROWEST
+            if x - half >= free:
+                parts.append(text(x, _HEIGHT + 18, label, anchor="middle"))
+                free = x + 1.4 * half
+        return parts
 
-
-def grid(axes: Axes) -> list[str]:
-    """Return the grid lines and labels of both axes."""
-    heights = axes.up.ticks(4)
-    parts = []
-    names = [f"{float(f'{tick:.3g}'):g}" for tick in heights] if axes.up.log else tick_labels(heights)
-    for tick, label in zip(heights, names, strict=True):
-        y = axes.y(tick)
-        parts += [line(0, y, 100, y, GRID, 1), text(0, y - 4 if y > 12 else y + 13, label)]
-    labels = [f"{tick:g}" for tick in axes.ticks] if axes.along.log else tick_labels(axes.ticks)
-    free = 0.0  # percent from where the next label may begin
-    for tick, label in zip(axes.ticks, labels, strict=True):
-        half = 100 * text_width(label) / 2 / axes.width
-        if axes.x(tick) - half >= free:
-            parts.append(text(axes.x(tick), axes.height + 18, label, anchor="middle"))
-            free = axes.x(tick) + 1.4 * half
-    return parts
-
-
-def lines(series: Sequence[Series], axes: Axes) -> list[str]:
-    """Return bands, lines and dots of all series."""
-    parts = []
-    for one in series:
-        if one.only_dots:
-            parts += [line(axes.x(x), axes.y(low), axes.x(x), axes.y(high), one.color, 2) for x, low, high in one.bands]
-        elif one.bands:
-            corners = [(axes.x(x), axes.y(low), axes.y(high)) for x, low, high in one.bands]
-            parts.append(band(corners, axes.height, one.color))
-    for one in series:
-        places = [(axes.x(x), axes.y(y)) for x, y in one.points]
-        if not one.only_dots:
-            parts += [line(x1, y1, x2, y2, one.color, 2.5) for (x1, y1), (x2, y2) in pairwise(places)]
-        parts += [circle(x, y, 3.5 if len(places) <= _MANY else 2, one.color) for x, y in places]
-    return parts
+    def band(self, points: Sequence[tuple[float, ...]], fill: str) -> str:
+        """Return a pale area between the ends of the intervals of points (x, y, low, high)."""
+        outline = [self.place(x, low) for x, _, low, _ in points]
+        outline += [self.place(x, high) for x, _, _, high in reversed(points)]
+        corners = " ".join(f"{x:.2f},{y:.1f}" for x, y in outline)
+        return (
+            f'<svg width="100%" height="{_HEIGHT}" viewBox="0 0 100 {_HEIGHT}" preserveAspectRatio="none">'
+            f'<polygon points="{corners}" fill="{fill}" fill-opacity="0.15"/></svg>'
+        )
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
@@ -526,24 +493,28 @@ def curves(
         default = (
             whole_ticks(places) if not along.log and all(place == int(place) for place in places) else along.ticks(6)
         )
-        axes = Axes(
+        axes = _Axes(
             along=along,
             up=Scale.around([one for _, *heights in points for one in heights], log=log_y),
             ticks=default if ticks is None else [tick for tick in ticks if 0 <= along(tick) <= 100],
         )
-        drawn = [
-            Series(
-                points=[(point[0], point[1]) for point in of],
-                color=colors[name],
-                bands=[(point[0], point[2], point[3]) for point in of if len(point) == 4],
-                only_dots=name in dots,
-            )
-            for name, of in series.items()
-        ]
-        left, right = map(axes.x, span) if span else (0.0, 0.0)
-        shaded = [rect(left, 0, right - left, axes.height, _SHADE)] if span else []
-        below = [text(55, axes.height + 36, x, anchor="middle", fill=INK)] if x else []
-        return Strip([*shaded, *below, *grid(axes), *lines(drawn, axes)], axes.height + _AXIS + 18 * bool(x))
+        left, right = (axes.place(end, axes.up.low)[0] for end in span) if span else (0.0, 0.0)
+        parts = [rect(left, 0, right - left, _HEIGHT, _SHADE)] if span else []
+        parts += [text(55, _HEIGHT + 36, x, anchor="middle", fill=INK)] if x else []
+        parts += axes.grid()
+        for name, of in series.items():
+            known = [point for point in of if len(point) == 4]
+            if name in dots:
+                ends = [(*axes.place(at, low), axes.place(at, high)[1]) for at, _, low, high in known]
+                parts += [line(at, low, at, high, colors[name], 2) for at, low, high in ends]
+            elif known:
+                parts.append(axes.band(known, colors[name]))
+        for name, of in series.items():
+            spots = [axes.place(point[0], point[1]) for point in of]
+            if name not in dots:
+                parts += [line(*start, *end, colors[name], 2.5) for start, end in pairwise(spots)]
+            parts += [circle(*spot, 3.5 if len(spots) <= _MANY else 2, colors[name]) for spot in spots]
+        return Strip(parts, _HEIGHT + _AXIS + 18 * bool(x))
 
     return Chart(
         title=title,

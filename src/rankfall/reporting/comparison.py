@@ -526,27 +526,19 @@ def _said_p_value(test: TestFigures) -> str:
 
 def markdown_table(result: MethodTable) -> str:
     """Return the table as Markdown, with the best values in bold."""
-    lines: list[Row] = [["method", *map(shown_name, result.metrics)], ["---"] * (1 + len(result.metrics))]
-    lines += method_rows(result, result.metrics)
-    lines += [[name, why_incomplete(result, name)] for name in result.incomplete]
-    lines.append(["chance", *chance_levels(result, result.metrics)])
-    below = f"{_markdown_caption(result)}\nMean ± standard deviation over runs"
-    below += ", [95 % confidence interval]." if has_few_queries(result) else "."
     metric = main_metric(result)
-    text = f"{_markdown_lines(lines)}\n\n{below}\n{_markdown_pivot(result, metric)}"
-    tests = _tests_table(result, metric)
-    if tests is None:
-        return text
-    table = _markdown_lines([tests.head, ["---"] * len(tests.head), *tests.rows])
-    return f"{text}\n{tests.title}:\n\n{table}\n\n{' '.join(findings(result, metric))}\n"
-
-
-def _markdown_pivot(result: MethodTable, metric: str) -> str:
-    if not swept_keys(result):
-        return ""
-    pivot = pivot_table(result, metric)
-    lines = _markdown_lines([pivot.head, ["---"] * len(pivot.head), *pivot.rows, *pivot.soft])
-    return f"\n{pivot.title}:\n\n{lines}\n"
+    rows: list[Row] = [*method_rows(result, result.metrics)]
+    rows += [[name, why_incomplete(result, name)] for name in result.incomplete]
+    rows.append(["chance", *chance_levels(result, result.metrics)])
+    text = _markdown(["method", *map(shown_name, result.metrics)], rows)
+    text += f"\n\n{_markdown_caption(result)}\nMean ± standard deviation over runs"
+    text += ", [95 % confidence interval].\n" if has_few_queries(result) else ".\n"
+    if swept_keys(result):
+        pivot = pivot_table(result, metric)
+        text += f"\n{pivot.title}:\n\n{_markdown(pivot.head, [*pivot.rows, *pivot.soft])}\n"
+    if tests := _tests_table(result, metric):
+        text += f"\n{tests.title}:\n\n{_markdown(tests.head, tests.rows)}\n\n{' '.join(findings(result, metric))}\n"
+    return text
 
 
 def markdown_tables(result: StreamResult) -> str:
@@ -554,16 +546,16 @@ def markdown_tables(result: StreamResult) -> str:
     names = _measured_methods(result)
     if not names:
         return markdown_table(result)
-    lines: list[Row] = [["day", *names, "chance"], ["---"] * (2 + len(names))]
-    lines += _day_rows(result, missing="")
+    days = _markdown(["day", *names, "chance"], _day_rows(result, missing=""))
     below = f"{_day_title(result)}. {_markdown_caption(result, 'impressions')}"
     warnings = "".join(f"\nWarning: {text}.\n" for text in result.warnings)
-    return f"{markdown_table(result)}\n{_markdown_lines(lines)}\n\n{below}\n{warnings}"
+    return f"{markdown_table(result)}\n{days}\n\n{below}\n{warnings}"
 
 
-def _markdown_lines(rows: Sequence[Row]) -> str:
-    """Return rows of cells as the lines of a Markdown table, whatever names of methods contain."""
-    return "\n".join(f"| {' | '.join(map(_markdown_text, row))} |" for row in rows)
+def _markdown(head: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return a Markdown table, whatever names of methods contain."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(_markdown_text, row))} |" for row in lines)
 
 
 def _markdown_text(cell: str | Cell) -> str:

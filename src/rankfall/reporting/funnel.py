@@ -155,9 +155,7 @@ def stages_in(metrics: Mapping[str, object] | Sequence[str]) -> list[str]:
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def funnel_chart(
-    steps: Sequence[Step], production: Sequence[Step] | None = None, *, caption: str = "", title: str = "Funnel"
-) -> Chart:
+def funnel_chart(steps: Sequence[Step], production: Sequence[Step] | None = None, *, title: str = "Funnel") -> Chart:
     """Return the funnel of a cascade, with that of production below each bar if it is known."""
     others: Sequence[Step | None] = production or [None] * len(steps)
     strips = []
@@ -175,7 +173,6 @@ def funnel_chart(
         label=label,
         panels=[Panel(on_axis(strips, _SCALE))],
         legend=_legend(intervals=any(step.low is not None for step in steps), production=production is not None),
-        caption=caption,
     )
 
 
@@ -184,13 +181,7 @@ def funnel_of_summary(summary: EvaluationSummary) -> Chart:
     return funnel_chart(steps_of(summary.funnel or ()), steps_of(summary.production) if summary.production else None)
 
 
-def funnel_panels(
-    funnels: Mapping[str, Sequence[Step]],
-    notes: Mapping[str, str],
-    *,
-    caption: str = "",
-    title: str = "Funnels",
-) -> Chart:
+def funnel_panels(funnels: Mapping[str, Sequence[Step]], notes: Mapping[str, str], *, caption: str = "") -> Chart:
     """Return a small funnel per method, side by side."""
     panels = []
     for name, steps in funnels.items():
@@ -198,7 +189,7 @@ def funnel_panels(
         panels.append(Panel(on_axis(strips, _SCALE, about=2), name, notes.get(name, "")))
     words = (f"{name}: {'; '.join(step.words for step in steps)}" for name, steps in funnels.items())
     return Chart(
-        title=title,
+        title="Funnels",
         label="Share of the relevant items that is left after each stage. " + ". ".join(words),
         panels=panels,
         legend=_legend(),

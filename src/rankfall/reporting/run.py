@@ -31,7 +31,7 @@ from rankfall.reporting.blocks import (
 )
 from rankfall.reporting.charts import estimate, interval, short
 from rankfall.reporting.diagnosis import advice_blocks, advise, diagnosis_blocks, plan_blocks
-from rankfall.reporting.funnel import funnel_chart, of_all_losses, stages_in, steps_of
+from rankfall.reporting.funnel import funnel_of_summary, of_all_losses, stages_in, steps_of
 from rankfall.studies.diagnosis.diagnosis_result import DIAGNOSIS, Diagnosis
 from rankfall.studies.plan.plan_result import PLAN, PlanResult
 from rankfall.studies.results import SplitEvaluation
@@ -228,8 +228,8 @@ def _evaluation_sections(
     warnings, worst = warned(summary.warnings), _worst_table(evaluated, metric)
     blocks: list[Block] = [Text(_summary(steps, evaluated, metric), "lead")]
     if method.funnel and steps:
-        chart = funnel_chart(steps, steps_of(summary.production) if summary.production else None)
-        blocks.append(Section("Funnel", [Text(_about_funnel(method.funnel, summary)), chart, *warnings]))
+        about = Text(_about_funnel(method.funnel, summary))
+        blocks.append(Section("Funnel", [about, funnel_of_summary(summary), *warnings]))
     else:
         blocks += warnings
     blocks.append(Section("Headline", [_headline(evaluated, metric), Text(_headline_note(evaluated), "soft")]))

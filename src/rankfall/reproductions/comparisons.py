@@ -6,7 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -295,15 +295,15 @@ def _description(data: LogData) -> str:
 
 def _stream(task: Task, config: StreamConfig, out: Path) -> StreamResult:
     """Train the missing days in a directory."""
-    runs, done = len(config.methods) * len(config.seeds), 0
-
-    def on_run(run: Any) -> None:
-        nonlocal done
-        done += 1
-        task.progress(f"{run.method}, seed {run.seed}", done, runs)
-
-    begun = (out / STREAM_CONFIG).is_file()
-    result = stream_methods(config, out, resume=begun, jobs=task.jobs, on_run=on_run, on_notice=task.on_notice)
+    runs, done = len(config.methods) * len(config.seeds), itertools.count(1)
+    result = stream_methods(
+        config,
+        out,
+        resume=(out / STREAM_CONFIG).is_file(),
+        jobs=task.jobs,
+        on_run=lambda run: task.progress(f"{run.method}, seed {run.seed}", next(done), runs),
+        on_notice=task.on_notice,
+    )
     write_stream(result, out)
     return result
 

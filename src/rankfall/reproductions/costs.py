@@ -87,25 +87,19 @@ def _cost_report(
         plots={reproduction.id: cost_figure(reproduction, data.name, columns, costs)},
         results={
             **results,
-            "published": {"title": reproduction.title, "figures": _printed_costs(reproduction)},
+            "published": {"title": reproduction.title, "figures": reproduction.published.only[1]},
             "data": data.summary(),
         },
         notes=reproduction.notes,
     )
 
 
-def _printed_costs(reproduction: TrainingCost) -> dict[str, dict[str, float]]:
-    (source,) = reproduction.published.values
-    return reproduction.published.figures(source)
-
-
 def published_costs(reproduction: TrainingCost) -> Table:
     """Return the printed costs with their ratios."""
-    (source,) = reproduction.published.values
+    source, costs = reproduction.published.only
     time, memory = reproduction.published.metrics
     more = {"complexity": reproduction.complexity} if reproduction.complexity else {}
-    title, costs = f"published: {reproduction.title}, {source}", _printed_costs(reproduction)
-    return _cost_sheet(title, (time, memory), costs, reproduction.baseline, more)
+    return _cost_sheet(f"published: {reproduction.title}, {source}", (time, memory), costs, reproduction.baseline, more)
 
 
 def _cost_sheet(
@@ -140,24 +134,18 @@ def cost_figure(
     reproduction: TrainingCost, here: str, columns: tuple[str, str], costs: Mapping[str, Mapping[str, float]]
 ) -> Chart:
     """Draw time and memory relative to the baseline, which do not depend on the machine."""
-    (source,) = reproduction.published.values
-    named = {"time": 0, "memory": 1}
-    sources: dict[str, tuple[Mapping[str, Mapping[str, float]], Sequence[str]]] = {
-        here: (costs, columns),
-        f"published, {source}": (_printed_costs(reproduction), reproduction.published.metrics),
-    }
+    source, figures = reproduction.published.only
+
+    def relative(found: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+        base, named = found[reproduction.baseline], dict(zip(("time", "memory"), columns, strict=True))
+        return {
+            name: {metric: (_ratio(row[column], base[column]),) for metric, column in named.items() if column in row}
+            for name, row in found.items()
+        }
+
+    printed = relative(figures, reproduction.published.metrics)
     return values_chart(
-        {
-            title: {
-                name: {
-                    metric: (_ratio(row[of[place]], found[reproduction.baseline][of[place]]),)
-                    for metric, place in named.items()
-                    if of[place] in row
-                }
-                for name, row in found.items()
-            }
-            for title, (found, of) in sources.items()
-        },
+        {here: relative(costs, columns), f"published, {source}": printed},
         title=f"{reproduction.title}: cost of training relative to {reproduction.baseline}",
         costs=True,
     )
@@ -370,7 +358,22 @@ def sort_runtime(reproduction: SortRuntime, task: Task) -> Report:
     sheets += [_sheet(reproduction, lengths, seconds, steps, f"{what}, k = {k}") for k, seconds in training.items()]
     return Report(
         sheets=sheets,
-        plots={reproduction.id: _sort_runtime_figure(reproduction, lengths, training[ks[0]], f"{what}, k = {ks[0]}")},
+        plots={
+            reproduction.id: curves(
+                {
+                    "seconds": {
+                        name: zip(lengths, [steps * value for value in of], strict=True)
+                        for name, of in training[ks[0]].items()
+                    }
+                },
+                title="Training with a soft sort computed at once or in a tree",
+                caption=f"{what}, k = {ks[0]}, one thread (CPU time)",
+                x="list size L",
+                log_x=True,
+                log_y=True,
+                ticks=lengths,
+            )
+        },
         results={
             "sizes": lengths,
             "k": 1,
@@ -496,19 +499,6 @@ def _sheet(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, 
     return sheet(f"{what}, one thread (CPU time)", ["list size L", *PUBLISHED_AS], rows)
 
 
-def _sort_runtime_figure(reproduction: SortRuntime, lengths: Sequence[int], seconds: Seconds, what: str) -> Chart:
-    steps = reproduction.training.steps
-    return curves(
-        {"seconds": {name: zip(lengths, [steps * value for value in of], strict=True) for name, of in seconds.items()}},
-        title="Training with a soft sort computed at once or in a tree",
-        caption=f"{what}, one thread (CPU time)",
-        x="list size L",
-        log_x=True,
-        log_y=True,
-        ticks=lengths,
-    )
-
-
 def _notes(alone: Seconds, steps: Seconds, growth: Mapping[str, float]) -> list[str]:
     last = {name: values[-1] for name, values in alone.items()}
     whole = {name: values[-1] for name, values in steps.items()}
@@ -546,9 +536,20 @@ def topk_runtime(reproduction: TopkRuntime, task: Task) -> Report:
         _topk_runtime_sheet(f"{BOTH}: {title}", BOTH, lengths, times, {f"published, {hardware}": published}),
         _topk_runtime_sheet(f"{FORWARD}: {title}", FORWARD, lengths, times, {}),
     ]
+    panels = {f"here, {code}": times[f"{code}, {BOTH}"] for code in CASES} | {f"published, {hardware}": published}
     return Report(
         sheets=sheets,
-        plots={reproduction.id: _topk_runtime_figure(reproduction.title, lengths, times, published, hardware)},
+        plots={
+            reproduction.id: curves(
+                {panel: {row: curve.items() for row, curve in of.items()} for panel, of in panels.items()},
+                title=f"{reproduction.title}: a forward and backward pass by length",
+                caption="milliseconds; k = n/2",
+                x="items per list",
+                log_x=True,
+                log_y=True,
+                ticks=lengths,
+            )
+        },
         results={
             "lists": reproduction.lists,
             "lengths": lengths,
@@ -628,21 +629,6 @@ def _topk_runtime_sheet(
             for row, curve in values.items()
         ]
     return sheet(title, ["operator", *(f"n = {length}" for length in lengths)], rows)
-
-
-def _topk_runtime_figure(
-    title: str, lengths: Sequence[Number], times: Mapping[str, Times], published: Times, hardware: str
-) -> Chart:
-    panels = {f"here, {code}": times[f"{code}, {BOTH}"] for code in CASES} | {f"published, {hardware}": published}
-    return curves(
-        {panel: {row: curve.items() for row, curve in of.items()} for panel, of in panels.items()},
-        title=f"{title}: a forward and backward pass by length",
-        caption="milliseconds; k = n/2",
-        x="items per list",
-        log_x=True,
-        log_y=True,
-        ticks=lengths,
-    )
 
 
 def _topk_runtime_notes(times: Mapping[str, Times], published: Times, lengths: Sequence[int]) -> list[str]:

@@ -14,6 +14,7 @@ simulated platform.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 from dataclasses import asdict, dataclass, replace
@@ -187,14 +188,16 @@ def find_lists(wanted: str | None) -> DataSource:
         return DataSource(GENERATED, "generated", {})
     path = Path(wanted).expanduser()
     if path.exists():
-        return _from_directory(path, path.resolve().name) if path.is_dir() else _from_file(path)
+        is_file = not path.is_dir()
+        return DataSource(path.name, "text", {"all": path}) if is_file else _from_directory(path, path.resolve().name)
     if wanted not in _KNOWN_SETS:
         hint = did_you_mean(wanted, [*_KNOWN_SETS, GENERATED])
         raise RankfallError(f"{wanted} does not exist{hint}; expected a path, {', '.join(_KNOWN_SETS)} or {GENERATED}")
     known = _known_directory(wanted)
     if known is None:
+        found = repr(os.environ[VARIABLE]) if VARIABLE in os.environ else "not set"
         raise RankfallError(
-            f"{wanted} is not available: {VARIABLE} must name a directory that contains it, and is {_shown_variable()}"
+            f"{wanted} is not available: {VARIABLE} must name a directory that contains it, and is {found}"
         )
     return _from_directory(known, _KNOWN_SETS[wanted])
 
@@ -203,14 +206,6 @@ def _known_directory(name: str) -> Path | None:
     root = os.environ.get(VARIABLE)
     path = Path(root) / name if root else None
     return path if path is not None and path.is_dir() else None
-
-
-def _shown_variable() -> str:
-    return repr(os.environ[VARIABLE]) if VARIABLE in os.environ else "not set"
-
-
-def _from_file(path: Path) -> DataSource:
-    return DataSource(path.name, "text", {"all": path})
 
 
 def _from_directory(path: Path, name: str) -> DataSource:
@@ -261,7 +256,7 @@ def prepare_lists(source: DataSource, recipe: Recipe, cache: Path, *, size: Size
     elif source.kind == "generated":
         data, generated = _generate(recipe, cache, size.generated_lists, seed)
     else:
-        data = _prepared(source.files, cache / _directory_name(source.name), recipe)
+        data = _prepared(source.files, cache / re.sub(r"[^A-Za-z0-9_.-]+", "-", source.name), recipe)
     folds = _folds(data, size)
     first = next(iter(folds.values()))
     return ListData(
@@ -307,15 +302,8 @@ def _cached(files: dict[str, Path], out: Path, recipe: Recipe) -> RankingData | 
     stored = {name: split["sources"][0] for name, split in data.manifest["splits"].items()}
     found = {name: (source["path"], source["bytes"]) for name, source in stored.items()}
     expected = {name: (str(path), path.stat().st_size if path.exists() else -1) for name, path in files.items()}
-    return data if found == expected and data.manifest["recipe"] == _as_stored(recipe) else None
-
-
-def _as_stored(recipe: Recipe) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items()}
-
-
-def _directory_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    stored_recipe = json.loads(json.dumps(asdict(recipe)))  # with lists instead of tuples
+    return data if found == expected and data.manifest["recipe"] == stored_recipe else None
 
 
 # --- folds --------------------------------------------------------------------------------------------------------

@@ -210,16 +210,18 @@ def gradient_signs(reproduction: GradientSigns, task: Task) -> Report:  # all dr
         },
         results={"pushes": pushes, "labels": reproduction.lists, "k": reproduction.k, "published": None},
         notes=[
-            *(
-                f"{name}: {loss} moves {moved} of the {len(values)} relevant items below rank {reproduction.k}."
-                for name, labels in reproduction.lists.items()
-                for loss in reproduction.losses
-                for values in [[pushes[name][loss][i] for i in below(labels, reproduction.k)]]
-                for moved in [sum(value != 0 for value in values)]
-            ),
+            *_moved(reproduction, pushes),
             *reproduction.notes,
         ],
     )
+
+
+def _moved(reproduction: GradientSigns, pushes: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
+    for name, labels in reproduction.lists.items():
+        for loss, values in pushes[name].items():
+            found = [values[position] for position in below(labels, reproduction.k)]
+            moved = sum(value != 0 for value in found)
+            yield f"{name}: {loss} moves {moved} of the {len(found)} relevant items below rank {reproduction.k}."
 
 
 def push(labels: Sequence[Number], loss: Options) -> list[float]:
@@ -414,15 +416,8 @@ def check_claims(cases: Iterable[Survival]) -> list[Check]:
 # --- cases --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    operator: str
-    correlation: Number
-    survival: Survival
-
-
-def _cases(reproduction: SurvivalBounds, operator: dict[str, Any], seed: int) -> Iterator[_Case]:
-    """Draw scores for every length, quotas and correlation of the two stages."""
+def _cases(reproduction: SurvivalBounds, operator: dict[str, Any], seed: int) -> Iterator[tuple[Number, Survival]]:
+    """Draw scores for every length, quotas and correlation of the two stages; yield the correlation with each case."""
     generator = torch.Generator().manual_seed(seed)
     select = topk(**operator)
     for n, correlation in itertools.product(reproduction.lengths, reproduction.correlations):
@@ -430,21 +425,17 @@ def _cases(reproduction: SurvivalBounds, operator: dict[str, Any], seed: int) ->
         scores = noise[0], correlation * noise[0] + (1 - correlation**2) ** 0.5 * noise[1]
         for first, last in itertools.combinations(range(n - 1, 0, -1), 2):  # the first stage keeps more
             inclusions = (select(scores[0], first), select(scores[1], last))
-            yield _Case(_survival_bounds_name(operator), correlation, survival_of(*inclusions, quota=first))
-
-
-def _survival_bounds_name(operator: dict[str, Any]) -> str:
-    return ", ".join([operator["name"], *(f"{key} = {value:g}" for key, value in operator.items() if key != "name")])
+            yield correlation, survival_of(*inclusions, quota=first)
 
 
 def survival_bounds(reproduction: SurvivalBounds, task: Task) -> Report:
     """Check the claims for every operator."""
-    cases = []
+    cases: dict[str, list[tuple[Number, Survival]]] = {}
     for number, operator in enumerate(reproduction.operators):
-        task.progress(_survival_bounds_name(operator), number, len(reproduction.operators))
-        cases += list(_cases(reproduction, operator, task.seed))
-    names = [_survival_bounds_name(operator) for operator in reproduction.operators]
-    checks = {name: check_claims(one.survival for one in cases if one.operator == name) for name in names}
+        name = ", ".join([operator["name"], *(f"{key} = {one:g}" for key, one in operator.items() if key != "name")])
+        task.progress(name, number, len(reproduction.operators))
+        cases[name] = list(_cases(reproduction, operator, task.seed))
+    checks = {name: check_claims(one for _, one in of) for name, of in cases.items()}
     return Report(
         sheets=[_survival_bounds_sheet(reproduction.title, name, of) for name, of in checks.items()],
         plots={reproduction.id: _figure(reproduction, cases)},
@@ -466,14 +457,14 @@ def _survival_bounds_sheet(title: str, operator: str, checks: Sequence[Check]) -
     return sheet(f"{title}: {operator}", ["claim", "fails for items", "share", "worst by"], rows)
 
 
-def _figure(reproduction: SurvivalBounds, cases: Sequence[_Case]) -> Chart:
+def _figure(reproduction: SurvivalBounds, cases: Mapping[str, Sequence[tuple[Number, Survival]]]) -> Chart:
     """Draw the share of items for which each claim fails, by the correlation of the stages."""
     panels: dict[str, dict[str, list[tuple[float, ...]]]] = {}
-    for operator, correlation in dict.fromkeys((one.operator, one.correlation) for one in cases):
-        group = [one.survival for one in cases if (one.operator, one.correlation) == (operator, correlation)]
-        for one in check_claims(group):
-            points = panels.setdefault(operator, {}).setdefault(one.claim, [])
-            points.append((correlation, one.failures / one.items))
+    for operator, of in cases.items():
+        panels[operator] = {claim: [] for claim in CLAIMS}
+        for correlation in reproduction.correlations:
+            for one in check_claims(case for at, case in of if at == correlation):
+                panels[operator][one.claim].append((correlation, one.failures / one.items))
     return curves(
         panels,
         title=f"{reproduction.title}: share of items for which a claim fails",

@@ -183,6 +183,12 @@ class PublishedTable(Section):
             for row, cells in self.values[data].items()
         }
 
+    @property
+    def only(self) -> tuple[str, dict[str, dict[str, float]]]:
+        """The name and the values of the data set, if there is one."""
+        (data,) = self.values
+        return data, self.figures(data)
+
     def _unit(self, position: int) -> Number:
         column = self.columns[position]
         return self.unit if isinstance(column, str) or column.unit is None else column.unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rankfall.reproductions.data import ListData, LogData
     from rankfall.reproductions.paper_schema import ListProtocol, Method, StageProtocol
     from rankfall.reproductions.task import Task
-    from rankfall.studies.compare import Step
     from rankfall.studies.results import ComparisonResult
 
     Sections = Mapping[str, Mapping[str, Any]]  # what each method changes in a configuration
@@ -354,23 +354,14 @@ def train_methods(
 
 def run_comparison(task: Task, config: ComparisonConfig, directory: str = "comparison") -> ComparisonResult:
     """Train and test the missing runs in a directory of the task, and return the result of the comparison."""
-    total = done = 0
-
-    def on_plan(steps: int) -> None:
-        nonlocal total
-        total = steps
-
-    def on_step(step: Step) -> None:
-        nonlocal done
-        done += 1
-        task.progress(f"{step.method}, {step.title}", done, total)
-
+    totals: list[int] = []
+    done = itertools.count(1)
     result = compare_methods(
         config,
         task.out / directory,
         jobs=task.jobs,
-        on_plan=on_plan,
-        on_step=on_step,
+        on_plan=totals.append,
+        on_step=lambda step: task.progress(f"{step.method}, {step.title}", next(done), totals[0]),
         on_notice=lambda step, text: task.on_notice(f"{step.method}, {step.title}: {text}"),
     )
     write_comparison(result, task.out / directory)

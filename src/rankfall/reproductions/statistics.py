@@ -89,7 +89,7 @@ def log_statistics(reproduction: LogStatistics, task: Task) -> Report:
     days = [*data.train, data.valid, data.test]
     loader = ImpressionLoader(log, days, batch=BATCH, shuffle=False, labels="published")
     found = stage_statistics(loader, log.spec.stage_names, log.spec.user)
-    (published,) = reproduction.published.values
+    published, figures = reproduction.published.only
     columns = ["stage", "users", "impressions", "items per impression", "lowest label", "highest label"]
     ours = [
         [name, f"{one.users:,}", f"{one.impressions:,}", f"{one.items:.4g}", f"{one.lowest}", f"{one.highest}"]
@@ -107,7 +107,7 @@ def log_statistics(reproduction: LogStatistics, task: Task) -> Report:
         plots={},
         results={
             "stages": {name: asdict(one) for name, one in found.items()},
-            "published": {"title": reproduction.title, "figures": reproduction.published.figures(published)},
+            "published": {"title": reproduction.title, "figures": figures},
             "data": data.summary(),
         },
         notes=reproduction.notes,

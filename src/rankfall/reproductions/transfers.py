@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rankfall.training.checks import Ranker
     from rankfall.training.config.ranker_config import RankerConfig
 
-    Cell = dict[str, Any]  # panel (the loss), row (trained for), column (evaluated at) and value
+    Map = Mapping[tuple[str, str], float]  # values by the cut-offs in training and those in the evaluation
     Tau = Number | Options  # a temperature, or its schedule
 
 MEAN, DIAGONAL = "mean of the map", "mean of the diagonal"
@@ -57,24 +57,39 @@ def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
     trained = train_methods(reproduction.protocol, task, variants, tune=False, metrics=list(metrics.values()))
     data, comparison = trained.data, trained.comparison
     means = {method.name: method.metrics for method in comparison.methods}
-    cells: list[Cell] = [
-        {"panel": loss.name, "row": name, "column": column, "value": means[f"{loss.name} {name}"][metric].mean}
+    maps: dict[str, Map] = {
+        loss.name: {
+            (name, column): means[f"{loss.name} {name}"][metric].mean
+            for name in cutoffs
+            if f"{loss.name} {name}" in means
+            for column, metric in metrics.items()
+        }
         for loss in reproduction.methods
-        for name in cutoffs
-        if f"{loss.name} {name}" in means
-        for column, metric in metrics.items()
-    ]
-    losses = list(dict.fromkeys(cell["panel"] for cell in cells))
-    summary = {loss: summary_of(loss, cells) for loss in losses}
+    }
+    maps = {loss: values for loss, values in maps.items() if values}
+    summary = {loss: summary_of(values) for loss, values in maps.items()}
+    claims = len(comparison.seeds) >= LEAST_SEEDS
     return Report(
         sheets=[
-            *(_sheet(loss, cells, list(metrics), claims=len(comparison.seeds) >= LEAST_SEEDS) for loss in losses),
+            *(_sheet(loss, values, list(metrics), claims=claims) for loss, values in maps.items()),
             _summary_sheet(summary, len(cutoffs)),
         ],
-        plots={reproduction.id: _figure(cells, data.name)},
+        plots={
+            reproduction.id: heat_maps(
+                maps,
+                title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
+                caption=f"{data.name}; rows: trained for m'@k', columns: evaluated at m@k; framed: the best training "
+                "for each evaluation, with which the colours of a column are compared",
+                by_column=True,
+            )
+        },
         results={
             "comparison": comparison.to_json(),
-            "cells": cells,
+            "cells": [
+                {"panel": loss, "row": row, "column": column, "value": value}
+                for loss, values in maps.items()
+                for (row, column), value in values.items()
+            ],
             "summary": summary,
             "on_the_diagonal": {loss: one[ON_DIAGONAL] for loss, one in summary.items()},
             "published": {"data": reproduction.data_set, "claim": reproduction.claim},
@@ -90,32 +105,28 @@ def cutoff_transfer(reproduction: CutoffTransfer, task: Task) -> Report:
     )
 
 
-def _figure(cells: list[Cell], data: str) -> Chart:
-    panels: dict[str, dict[tuple[str, str], float]] = {}
-    for cell in cells:
-        panels.setdefault(cell["panel"], {})[cell["row"], cell["column"]] = cell["value"]
-    return heat_maps(
-        panels,
-        title="Recall@m@k, trained for one pair of cut-offs and evaluated on another",
-        caption=f"{data}; rows: trained for m'@k', columns: evaluated at m@k; framed: the best training for each "
-        "evaluation, with which the colours of a column are compared",
-        by_column=True,
-    )
-
-
-def summary_of(loss: str, cells: Sequence[Cell]) -> dict[str, float]:
+def summary_of(values: Map) -> dict[str, float]:
     """Return the level of a map, how well training and evaluation agree, and how much the training matters."""
-    columns = list(dict.fromkeys(cell["column"] for cell in cells))
-    of_loss = [cell for cell in cells if cell["panel"] == loss]
-    by_column = [{cell["row"]: cell["value"] for cell in of_loss if cell["column"] == column} for column in columns]
-    on_diagonal = [values[column] for column, values in zip(columns, by_column, strict=True)]
+    by_column = _columns(values)
+    ends = [(max(of.values()), min(of.values()), of[column]) for column, of in by_column.items()]
     return {
-        MEAN: mean(cell["value"] for cell in of_loss),
-        DIAGONAL: mean(on_diagonal),
-        BEHIND: mean(max(values.values()) - own for values, own in zip(by_column, on_diagonal, strict=True)),
-        RANGE: mean(max(values.values()) - min(values.values()) for values in by_column),
-        ON_DIAGONAL: sum(_best_row(loss, column, cells) == column for column in columns),
+        MEAN: mean(values.values()),
+        DIAGONAL: mean(own for _, _, own in ends),
+        BEHIND: mean(best - own for best, _, own in ends),
+        RANGE: mean(best - worst for best, worst, _ in ends),
+        ON_DIAGONAL: sum(_best_row(of) == column for column, of in by_column.items()),
     }
+
+
+def _columns(values: Map) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for (row, column), value in values.items():
+        found.setdefault(column, {})[row] = value
+    return found
+
+
+def _best_row(column: Mapping[str, float]) -> str:
+    return max(column, key=lambda row: column[row])
 
 
 def _summary_sheet(summary: Mapping[str, Mapping[str, float]], columns: int) -> Table:
@@ -127,15 +138,8 @@ def _summary_sheet(summary: Mapping[str, Mapping[str, float]], columns: int) -> 
     return sheet("the maps in numbers", ["loss", *names, ON_DIAGONAL], rows)
 
 
-def _best_row(loss: str, column: str, cells: Sequence[Cell]) -> str:
-    of_column = [cell for cell in cells if (cell["panel"], cell["column"]) == (loss, column)]
-    row: str = max(of_column, key=lambda cell: cell["value"])["row"]
-    return row
-
-
-def _sheet(loss: str, cells: Sequence[Cell], cutoffs: Sequence[str], *, claims: bool) -> Table:
-    values = {(cell["row"], cell["column"]): cell["value"] for cell in cells if cell["panel"] == loss}
-    best = {column: _best_row(loss, column, cells) for column in cutoffs}
+def _sheet(loss: str, values: Map, cutoffs: Sequence[str], *, claims: bool) -> Table:
+    best = {column: _best_row(of) for column, of in _columns(values).items()}
     rows = [
         [row, *(f"{format_value(values[row, column])}{' <' * (claims and best[column] == row)}" for column in cutoffs)]
         for row in cutoffs
@@ -252,8 +256,14 @@ def find_patterns(values: Values, gained: Values, lengths: Sequence[int]) -> lis
     ]
     if cutoffs:
         in_cutoffs = {key: value for key, value in gained.items() if key[0] in cutoffs}
+        largest = max(in_cutoffs, key=lambda key: in_cutoffs[key])
         corner = (cutoffs[0], lengths[-1], lengths[-1])
-        found.append(("the gain is largest for the longest lists at the smallest k", [_largest(in_cutoffs) == corner]))
+        found.append(
+            (
+                "the gain is largest for the longest lists at the smallest k",
+                [largest == corner],
+            )
+        )
     published = {"mrr": "always", "opa": "not always", "arp": "not always"}
     found += [
         (f"{metric.upper()}: a longer training list is better (the paper: {often})", longer_trains_better([metric]))
@@ -261,10 +271,6 @@ def find_patterns(values: Values, gained: Values, lengths: Sequence[int]) -> lis
         if metric in metrics
     ]
     return [Pattern(claim, sum(holds), len(holds)) for claim, holds in found if holds]
-
-
-def _largest(gained: Values) -> tuple[str, int, int]:
-    return max(gained, key=lambda key: gained[key])
 
 
 def _pattern_sheet(patterns: Sequence[Pattern]) -> list[Table]:
@@ -329,27 +335,44 @@ def training_curves(reproduction: TrainingCurves, task: Task) -> Report:
     """Train at each temperature on the first fold and measure both metrics on validation lists after every epoch."""
     data = task.lists(reproduction.protocol)
     metric = f"NDCG@{reproduction.k}"
-    rows: list[dict[str, Any]] = []
     taus: list[Tau] = [*pick_points(reproduction.taus, task.size.points), *reproduction.others]
+    measured: dict[str, list[tuple[int, dict[str, float]]]] = {}
     for number, tau in enumerate(taus):
-        task.progress(_training_curves_label(tau), number, len(taus))
-        rows += _curves(reproduction, task, data, tau)
-    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {}
-    for row in rows:
-        if row["metric"] != GRADIENT:
-            panels.setdefault(row["series"], {}).setdefault(row["metric"], []).append((row["x"], row["y"]))
+        name = _training_curves_label(tau)
+        task.progress(name, number, len(taus))
+        measured[name] = _curves(reproduction, task, data, tau)
+    summaries = {name: _summary([values for _, values in of]) for name, of in measured.items()}
+    columns = ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"]
+    rows = [
+        [
+            name,
+            *(format_value(one[key]) for key in ("relaxed", "hard")),
+            f"{one['relaxed'] - one['hard']:+.3f}",
+            *(format_value(one[key]) for key in ("best", "first")),
+            f"{one['gradient']:.2g}",
+        ]
+        for name, one in summaries.items()
+    ]
+    title = f"{metric} on {data.name}, validation lists; gradient of the loss by the scores of a list"
     figure = curves(
-        panels,
+        {
+            name: {metric: [(epoch, values[metric]) for epoch, values in of] for metric in (RELAXED, HARD)}
+            for name, of in measured.items()
+        },
         title=f"{metric} over training: relaxed at tau, and hard",
         caption=f"{data.name}, validation lists",
         x="epoch",
     )
-    summaries = {_training_curves_label(tau): _summary(_training_curves_label(tau), rows) for tau in taus}
     return Report(
-        sheets=[_training_curves_sheet(f"{metric} on {data.name}, validation lists", summaries)],
+        sheets=[sheet(title, columns, rows)],
         plots={reproduction.id: figure},
         results={
-            "curves": rows,
+            "curves": [
+                {"series": name, "metric": metric, "x": epoch, "y": value}
+                for name, of in measured.items()
+                for epoch, values in of
+                for metric, value in values.items()
+            ],
             "gap_after_the_last_epoch": {name: one["relaxed"] - one["hard"] for name, one in summaries.items()},
             "summaries": summaries,
             "published": {"taus": reproduction.taus},
@@ -359,57 +382,36 @@ def training_curves(reproduction: TrainingCurves, task: Task) -> Report:
     )
 
 
-def _training_curves_sheet(title: str, summaries: Mapping[str, Mapping[str, float]]) -> Table:
-    rows = [
-        [
-            name,
-            format_value(one["relaxed"]),
-            format_value(one["hard"]),
-            f"{one['relaxed'] - one['hard']:+.3f}",
-            format_value(one["best"]),
-            format_value(one["first"]),
-            f"{one['gradient']:.2g}",
-        ]
-        for name, one in summaries.items()
-    ]
-    columns = ["", "relaxed", "hard", "relaxed - hard", "best hard", "first epoch", "gradient norm, first epoch"]
-    return sheet(f"{title}; gradient of the loss by the scores of a list", columns, rows)
-
-
 def _training_curves_label(tau: Tau) -> str:
     if isinstance(tau, dict):
         return f"tau = {tau['start']:g} to {tau['end']:g}, {tau.get('schedule', 'exponential')}"
     return f"tau = {tau:g}"
 
 
-def _summary(series: str, rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the values of a series after the last epoch, its best one, and those after the first epoch."""
-    of = {
-        metric: [row["y"] for row in rows if (row["series"], row["metric"]) == (series, metric)]
-        for metric in (RELAXED, HARD, GRADIENT)
-    }
+def _summary(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the values after the last epoch, the best one, and those after the first epoch."""
     return {
-        "relaxed": of[RELAXED][-1],
-        "hard": of[HARD][-1],
-        "best": max(of[HARD]),
-        "first": of[HARD][0],
-        "gradient": of[GRADIENT][0],
+        "relaxed": epochs[-1][RELAXED],
+        "hard": epochs[-1][HARD],
+        "best": max(values[HARD] for values in epochs),
+        "first": epochs[0][HARD],
+        "gradient": epochs[0][GRADIENT],
     }
 
 
-def _curves(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) -> list[dict[str, Any]]:
+def _curves(reproduction: TrainingCurves, task: Task, data: ListData, tau: Tau) -> list[tuple[int, dict[str, float]]]:
+    """Train at a temperature, and return what is measured after each epoch."""
     config = _config(reproduction, task, data, tau)
     lists = load_lists(RankingData.load(data.path), config.data, "valid")
-    rows: list[dict[str, Any]] = []
+    found = []
 
     def measure(epoch: Any, learner: Any) -> None:
         now = tau_at(tau, epoch.epoch / config.training.epochs)
-        for metric, value in relaxed_and_hard_ndcg(learner.model, lists, k=reproduction.k, tau=now).items():
-            rows.append({"series": _training_curves_label(tau), "metric": metric, "x": epoch.epoch, "y": value})
+        found.append((epoch.epoch, relaxed_and_hard_ndcg(learner.model, lists, k=reproduction.k, tau=now)))
 
     name = _training_curves_label(tau).replace("tau = ", "tau-").replace(" ", "-").replace(",", "")
     train(config, task.out / "training" / name, force=True, on_epoch=measure)
-    return rows
+    return found
 
 
 def tau_at(tau: Tau, share: float) -> float:
