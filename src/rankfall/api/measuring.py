@@ -202,22 +202,39 @@ def plan(
     Raises:
         ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
     """
-    from rankfall.reporting.files import shown_in
-    from rankfall.studies.plan.plan_quotas import Target, current_quotas, parse_budget, plan_run
+    from rankfall.reporting.files import shown_in, write_evaluation_report, write_report
+    from rankfall.studies.evaluate import evaluation_files
+    from rankfall.studies.plan import plan_quotas
     from rankfall.studies.plan.quota_search import parse_grid
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
 
-    _check_targets(costs, bundle, budget, recall, metric)
+    if costs and bundle is not None:
+        raise RankfallError("found with `costs`, expected one of them", "bundle")
+    if budget is not None and recall is not None:
+        raise RankfallError("found with `budget`, expected one of them", "recall")
+    if recall is not None and not 0 < recall <= 1:
+        raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
+    if metric not in plan_quotas.METRICS:
+        raise RankfallError(f"found {metric!r}, expected one of {', '.join(plan_quotas.METRICS)}", "metric")
     path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
     with verification(verify, on_notice), reported(progress) as report:
-        current = current_quotas(path, words, trust=trust)
+        current = plan_quotas.current_quotas(path, words, trust=trust)
         tried = parse_grid(_stage_words(grid), list(current))
-        priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice, trust=trust)
+        if costs:
+            priced = plan_quotas.Costs(*plan_quotas.parse_costs(_stage_words(costs), list(current)), "given")
+        elif bundle is not None:
+            priced = _measured_costs(path, Path(bundle), current, tried, report, on_notice)
+        else:
+            stages = read_config_as(CascadeConfig, path, trust=trust).stages
+            priced = plan_quotas.Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in stages})
+        limit = None if budget is None else plan_quotas.parse_budget(str(budget), priced.unit)
         report(Progress("scoring"))
-        result = plan_run(
+        result = plan_quotas.plan_run(
             path,
             split,
             costs=priced,
-            target=Target(None if budget is None else parse_budget(str(budget), priced.unit), recall),
+            target=plan_quotas.Target(limit, recall),
             metric=metric,
             grid=tried,
             data=None if data is None else str(data),
@@ -228,33 +245,12 @@ def plan(
             on_notice=on_notice,
             on_step=stepper(report),
         )
-        _write_plan_page(path, directory, trust=trust)
+        if directory is None:
+            write_report(path, trust=trust)
+        elif evaluation_files(directory)[0].is_file():
+            write_evaluation_report(path, directory, trust=trust)
     issue(result.warnings, on_notice)
     return shown_in(result, directory or path)
-
-
-def _write_plan_page(run: Path, out: Path | None, *, trust: bool) -> None:
-    """Write the page of a run with its plan; another directory has a page if it also has an evaluation."""
-    from rankfall.reporting.files import write_evaluation_report, write_report
-    from rankfall.studies.evaluate import evaluation_files
-
-    if out is None:
-        write_report(run, trust=trust)
-    elif evaluation_files(out)[0].is_file():
-        write_evaluation_report(run, out, trust=trust)
-
-
-def _check_targets(costs: object, bundle: object, budget: object, recall: float | None, metric: str) -> None:
-    from rankfall.studies.plan.plan_quotas import METRICS
-
-    if costs and bundle is not None:
-        raise RankfallError("found with `costs`, expected one of them", "bundle")
-    if budget is not None and recall is not None:
-        raise RankfallError("found with `budget`, expected one of them", "recall")
-    if recall is not None and not 0 < recall <= 1:
-        raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
-    if metric not in METRICS:
-        raise RankfallError(f"found {metric!r}, expected one of {', '.join(METRICS)}", "metric")
 
 
 def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
@@ -266,31 +262,6 @@ def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
         for stage, value in given.items()
     }
     return [f"{stage}={text}" for stage, text in texts.items()]
-
-
-def _costs(
-    run: Path,
-    given: Mapping[str, str | float] | Sequence[str] | None,
-    bundle: Path | None,
-    current: Mapping[str, int],
-    grid: Mapping[str, Sequence[int]],
-    report: Callable[[Progress], object],
-    on_notice: OnNotice,
-    *,
-    trust: bool,
-) -> Costs:
-    """Return the costs that were given or measured, or else the defaults of the models of the stages."""
-    from rankfall.studies.plan.plan_quotas import Costs, parse_costs
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.run_directory import read_config_as
-
-    stages = list(current)
-    if given:
-        return Costs(*parse_costs(_stage_words(given), stages), "given")
-    if bundle is None:
-        config = read_config_as(CascadeConfig, run, trust=trust)
-        return Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in config.stages})
-    return _measured_costs(run, bundle, current, grid, report, on_notice)
 
 
 def _measured_costs(
