@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._errors import RankfallError, checked
-from rankfall.api.shared import (
-    Progress,
-    counter,
-    issue,
-    optional_path,
-    override_words,
-    reported,
-    requires_extra,
-    run_directory,
-    stepper,
-    warn,
-    write_figures,
-)
+from rankfall.api import shared
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import checksum
 from rankfall.storage.manifests import verification
@@ -45,7 +33,7 @@ def evaluate(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> SplitEvaluation:
     """Evaluate the best weights of a run.
 
@@ -73,12 +61,12 @@ def evaluate(
     from rankfall.studies.results import SplitEvaluation
     from rankfall.training.run_directory import CONFIG, RESULT
 
-    path, words = run_directory(run), override_words(overrides)
-    moved, target = None if data is None else str(data), optional_path(out)
+    path, words = shared.run_directory(run), shared.override_words(overrides)
+    moved, target = None if data is None else str(data), shared.optional_path(out)
     if (path / CONFIG).exists() and not (path / RESULT).exists():
         on_notice(f"the training run {path} did not finish; its best weights so far are evaluated")
-    with verification(verify, on_notice), reported(progress) as report:
-        report(Progress("evaluating"))
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        report(shared.Progress("evaluating"))
         evaluation = evaluate_run(
             path,
             split,
@@ -86,7 +74,7 @@ def evaluate(
             overrides=words,
             out=target,
             trust=trust,
-            on_impressions=counter(report, "evaluating"),
+            on_impressions=shared.counter(report, "evaluating"),
             on_notice=on_notice,
         )
         directory = result_directory(path, data=moved, overrides=words, out=target)
@@ -95,7 +83,7 @@ def evaluate(
         elif directory is not None:
             write_evaluation_report(path, directory, trust=trust)
         summary = SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=words or None)
-    issue(summary.warnings, on_notice)
+    shared.issue(summary.warnings, on_notice)
     return shown_in(summary, directory)
 
 
@@ -110,7 +98,7 @@ def diagnose(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> Diagnosis:
     """Find out where and why a cascade loses relevant items.
 
@@ -137,21 +125,21 @@ def diagnose(
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.run_directory import read_config_as
 
-    path, words = run_directory(run), override_words(overrides)
+    path, words = shared.run_directory(run), shared.override_words(overrides)
     moved = None if data is None else str(data)
-    with verification(verify, on_notice), reported(progress) as report:
+    with verification(verify, on_notice), shared.reported(progress) as report:
         read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
-        directory = result_directory(path, data=moved, overrides=words, out=optional_path(out))
-        report(Progress("scoring"))
+        directory = result_directory(path, data=moved, overrides=words, out=shared.optional_path(out))
+        report(shared.Progress("scoring"))
         diagnosis = diagnose_run(
             path,
             split,
             data=moved,
             overrides=words,
             trust=trust,
-            on_impressions=counter(report, "scoring"),
+            on_impressions=shared.counter(report, "scoring"),
             on_notice=on_notice,
-            on_step=lambda name, number, of: stepper(report)(f"diagnosing: {name}", number, of),
+            on_step=lambda name, number, of: shared.stepper(report)(f"diagnosing: {name}", number, of),
         )
     if directory is not None:
         make_directory(directory)
@@ -176,7 +164,7 @@ def plan(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> PlanResult:
     """Find the quotas of a cascade that keep most of the relevant items for their cost.
 
@@ -217,8 +205,8 @@ def plan(
         raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
     if metric not in plan_quotas.METRICS:
         raise RankfallError(f"found {metric!r}, expected one of {', '.join(plan_quotas.METRICS)}", "metric")
-    path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
-    with verification(verify, on_notice), reported(progress) as report:
+    path, words, directory = shared.run_directory(run), shared.override_words(overrides), shared.optional_path(out)
+    with verification(verify, on_notice), shared.reported(progress) as report:
         current = plan_quotas.current_quotas(path, words, trust=trust)
         tried = parse_grid(_stage_words(grid), list(current))
         if costs:
@@ -229,7 +217,7 @@ def plan(
             stages = read_config_as(CascadeConfig, path, trust=trust).stages
             priced = plan_quotas.Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in stages})
         limit = None if budget is None else plan_quotas.parse_budget(str(budget), priced.unit)
-        report(Progress("scoring"))
+        report(shared.Progress("scoring"))
         result = plan_quotas.plan_run(
             path,
             split,
@@ -241,15 +229,15 @@ def plan(
             overrides=words,
             out=directory,
             trust=trust,
-            on_impressions=counter(report, "scoring"),
+            on_impressions=shared.counter(report, "scoring"),
             on_notice=on_notice,
-            on_step=stepper(report),
+            on_step=shared.stepper(report),
         )
         if directory is None:
             write_report(path, trust=trust)
         elif evaluation_files(directory)[0].is_file():
             write_evaluation_report(path, directory, trust=trust)
-    issue(result.warnings, on_notice)
+    shared.issue(result.warnings, on_notice)
     return shown_in(result, directory or path)
 
 
@@ -269,12 +257,12 @@ def _measured_costs(
     path: Path,
     current: Mapping[str, int],
     grid: Mapping[str, Sequence[int]],
-    report: Callable[[Progress], object],
+    report: Callable[[shared.Progress], object],
     on_notice: OnNotice,
 ) -> Costs:
     from rankfall.studies.plan.plan_quotas import Costs, largest_quotas
 
-    with requires_extra("plan --bundle", "serve"):
+    with shared.requires_extra("plan --bundle", "serve"):
         from rankfall.benchmarks.serve import requests_like_examples
         from rankfall.serving import Bundle
         from rankfall.studies.plan.stage_costs import REQUESTS, measure_costs
@@ -291,7 +279,7 @@ def _measured_costs(
         bundle,
         requests_like_examples(bundle, REQUESTS),
         [first, first, *others[:-1]],
-        on_step=stepper(report),
+        on_step=shared.stepper(report),
     )
     return Costs(measured, "s", "measured")
 
@@ -304,7 +292,7 @@ def report(
     figures: PathLike | None = None,
     trust: bool = False,
     verify: bool = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> Path:
     """Write the page of a run, a comparison or a stream as one HTML file, and return its path.
 
@@ -321,16 +309,16 @@ def report(
     """
     from rankfall.reporting.files import write_report
 
-    path = run_directory(directory)
+    path = shared.run_directory(directory)
     with verification(verify, on_notice):
-        page = write_report(path, optional_path(out), trust=trust)
+        page = write_report(path, shared.optional_path(out), trust=trust)
         if figures is not None:
             page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
     return page
 
 
-def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = warn) -> list[Path]:
+def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = shared.warn) -> list[Path]:
     """Write all figures of the page of a run, a comparison or a stream, and return their files."""
     from rankfall.reporting.files import figures_of
 
-    return write_figures(figures_of(directory, trust=trust), out, on_notice)
+    return shared.write_figures(figures_of(directory, trust=trust), out, on_notice)
