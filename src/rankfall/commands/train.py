@@ -139,12 +139,7 @@ def _table(run: TrainedRun) -> Table:
 
 
 @verb(api.evaluate, out={"show_default": "the directory of the run"})
-def evaluate(
-    call: Call,
-    diagnose: bool = False,
-    figures: Path | None = None,
-    as_json: bool = False,
-) -> None:
+def evaluate(call: Call, diagnose: bool = False, figures: Path | None = None, as_json: bool = False) -> None:
     """Evaluate the best weights of a run, and print all metrics beside their chance levels.
 
     Means are over the lists on which a metric is defined: those with a relevant document. Writes evaluation.json,
