@@ -226,6 +226,8 @@ def write_figures(plots: Mapping[str, Drawn | None], out: Path, on_notice: OnNot
 
     make_directory(out)
     drawn = {name: plot for name, plot in plots.items() if plot is not None}
+    if not drawn:
+        return []
     try:
         return save(drawn, out)
     except MissingExtraError as error:
