@@ -211,14 +211,10 @@ def _shows_of(block: ImpressionBlock, feedback: str, given: list[str], user: str
 
 
 def _joined(parts: list[Shows]) -> Shows:
-    return Shows(
-        position=np.concatenate([part.position for part in parts]),
-        click=np.concatenate([part.click for part in parts]),
-        request=np.concatenate([part.request for part in parts]),
-        cluster=np.concatenate([part.cluster for part in parts]),
-        resampled=parts[0].resampled,
-        values={name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values},
-    )
+    names = ("position", "click", "request", "cluster")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    return replace(parts[0], **columns, values=values)
 
 
 _NEWTON_STEPS = 50

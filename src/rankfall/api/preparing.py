@@ -103,17 +103,7 @@ def prepare(
 
 @overload
 def prepare(
-    source: Sources | None = None,
-    out: PathLike | None = None,
-    *,
-    check: Literal[True],
-    layout: Layout = "rows",
-    spec: ConfigLike | None = None,
-    force: bool = False,
-    engine: EngineName = "local",
-    progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
-    **options: Any,
+    source: Sources | None = None, out: PathLike | None = None, *, check: Literal[True], **options: Any
 ) -> DataCheck: ...
 
 
