@@ -89,38 +89,26 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_PLACES = {  # modules of the names that are not modules themselves
-    "rankfall.cascade": ("Cascade", "Stage"),
-    "rankfall.ranker": ("Ranker",),
-    "rankfall.api": (
-        *(
-            "RankfallWarning",
-            "clean",
-            "collect",
-            "compare",
-            "diagnose",
-            "evaluate",
-            "export",
-            "join",
-            "plan",
-            "prepare",
-        ),
-        *("report", "reproduce", "simulate", "stream", "train", "tune"),
-    ),
-    "rankfall._config": ("ConfigError", "ResultError"),
-    "rankfall._errors": ("RankfallError",),
-    "rankfall.training.run_directory": ("Stopped", "TrainingError"),
+_MODULES = ("api", "data", "losses", "metrics", "models", "objectives", "ops", "option_types", "register", "serving")
+_PLACES = {  # modules of names that are neither modules nor attributes of rankfall.api
+    "Cascade": "cascade",
+    "ConfigError": "_config",
+    "Ranker": "ranker",
+    "RankfallError": "_errors",
+    "ResultError": "_config",
+    "Stage": "cascade",
+    "Stopped": "training.run_directory",
+    "TrainingError": "training.run_directory",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any attribute
 
     def __getattr__(name: str) -> object:
         # The submodules need torch, which takes seconds to import; `rankfall --help` must not wait for it.
-        for place, names in _PLACES.items():
-            if name in names:
-                return getattr(import_module(place), name)
-        if name in __all__ or name == "serving":  # needs an extra, so it is not in __all__
+        if name in _MODULES:
             return import_module(f"rankfall.{name}")
+        if name in __all__:
+            return getattr(import_module(f"rankfall.{_PLACES.get(name, 'api')}"), name)
         raise AttributeError(f"module 'rankfall' has no attribute {name!r}")
 
 

@@ -11,10 +11,10 @@ import os
 import signal
 import socket
 from collections import Counter, deque
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from rankfall._errors import BugError, RankfallError, is_expected, located, traceback_text
 
@@ -70,12 +70,14 @@ LOCAL = Local()
 
 @contextmanager
 def open_engine(name: Name) -> Generator[Engine]:
-    """Open an engine by its name. Ray is started if necessary, and stopped at the end if it was started here."""
-    if name == "local":
-        yield LOCAL
-        return
+    """Open an engine by its name. Ray is started if necessary, and stopped at the end if it was started here.
 
-    with open_ray() as engine:
+    Raises:
+        ValueError: If there is no engine of this name, or Ray is not installed.
+    """
+    if name not in get_args(Name):
+        raise RankfallError(f"engine: found {name!r}, expected local or ray")
+    with nullcontext(LOCAL) if name == "local" else open_ray() as engine:
         yield engine
 
 

@@ -216,46 +216,35 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _is_overrides(value: Any) -> bool:
     return isinstance(value, str | Mapping) or (_is_sequence(value) and all(isinstance(one, str) for one in value))
 
 
+_INTEGER, _NUMBER = (_is_number(numbers.Integral), "an integer"), (_is_number(numbers.Real), "a number")
+_STRING = (lambda value: isinstance(value, str), "a string")
 # Parts of annotations, by their beginning: what is allowed, and its name in messages. An annotation with another part
 # is not checked. Functions that need one of several words, or cannot use one string of overrides, say so themselves.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "None": (lambda value: value is None, "None"),
     "bool": (_is_flag, "True or False"),
-    "int": (_is_number(numbers.Integral), "an integer"),
-    "float": (_is_number(numbers.Real), "a number"),
-    "str": (lambda value: isinstance(value, str), "a string"),
+    **dict.fromkeys(("int", "Count", "NotNegativeCount", "Seed"), _INTEGER),
+    **dict.fromkeys(("float", "Fraction", "Seconds"), _NUMBER),
+    **dict.fromkeys(("str", "Preset", "EngineName", "Layout", "Metric", "Source", "Labels"), _STRING),
     "Literal": (lambda value: isinstance(value, str | int), "one of the allowed values"),
-    "Preset": (lambda value: isinstance(value, str), "a string"),
-    **dict.fromkeys(("Count", "NotNegativeCount", "Seed"), (_is_number(numbers.Integral), "an integer")),
-    **dict.fromkeys(("Fraction", "Seconds"), (_is_number(numbers.Real), "a number")),
-    "EngineName": (lambda value: isinstance(value, str), "a string"),
-    "Layout": (lambda value: isinstance(value, str), "a string"),
-    "Metric": (lambda value: isinstance(value, str), "a string"),
     "PathLike": (_is_path, "a path"),
     "RunLike": (lambda value: _is_path(value) or hasattr(value, "directory"), "the path of a directory, or a result"),
     "ConfigLike": (lambda value: True, "a configuration"),  # which its reader checks
-    "Sources": (lambda value: _is_path(value) or _is_sequence(value) or _is_mapping(value), "paths"),
+    "Sources": (lambda value: _is_path(value) or _is_sequence(value) or isinstance(value, Mapping), "paths"),
     "Overrides": (_is_overrides, "a list of strings or a dictionary"),
     "ProgressLike": (lambda value: _is_flag(value) or callable(value), "True, False or a function"),
-    "OnNotice": (callable, "a function"),
-    "Callable": (callable, "a function"),
-    "Mapping": (_is_mapping, "a dictionary"),
+    **dict.fromkeys(("OnNotice", "Callable"), (callable, "a function")),
+    "Mapping": (lambda value: isinstance(value, Mapping), "a dictionary"),
     "Sequence": (_is_sequence, "a list"),
     "tuple": (lambda value: isinstance(value, tuple), "a tuple"),
     "Iterable": (lambda value: hasattr(value, "__iter__") and not isinstance(value, bytes), "a list"),
     "Path": (lambda value: isinstance(value, Path), "a pathlib.Path"),
     "ImpressionLog": (lambda value: type(value).__name__ == "ImpressionLog", "an ImpressionLog"),
     "Recipe": (lambda value: type(value).__name__ == "Recipe", "a Recipe"),
-    "Source": (lambda value: isinstance(value, str), "a string"),
-    "Labels": (lambda value: isinstance(value, str), "a string"),
     "NDArray": (lambda value: getattr(value, "ndim", 0) == 2, "an array of two dimensions"),
 }
 _PATHS = ("PathLike", "RunLike", "ConfigLike", "Sources", "Path")

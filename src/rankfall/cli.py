@@ -23,7 +23,6 @@ from rankfall.commands import (
     demo,
     export,
     logs,
-    measure,
     methods,
     prepare,
     records,
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 
 PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the order of the work
     "Get data": (logs.init, logs.simulate, prepare.app, logs.data, logs.examination),
-    "Train and compare": (train.train, measure.evaluate, measure.plan, train.compare, train.tune, train.stream),
+    "Train and compare": (train.train, train.evaluate, train.plan, train.compare, train.tune, train.stream),
     "Serve": (export.export, serve.serve, records.collect, records.join),
-    "Results": (measure.report, reproduce.reproduce),
+    "Results": (train.report, reproduce.reproduce),
     "Explore": (demo.demo, methods.methods, bench.app, config.app, records.clean),
 }
 

@@ -199,7 +199,8 @@ def _shows_of(block: ImpressionBlock, feedback: str, given: list[str], user: str
 
 
 def _joined(parts: list[Shows]) -> Shows:
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_ROWS}
+    names = ("position", "click", "request", "cluster")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
     return replace(parts[0], **columns, values=values)
 

@@ -16,8 +16,7 @@ from rankfall import losses, metrics, models, objectives, ops, registry
 from rankfall.component_docs import option_docs
 from rankfall.losses._module import LossModule
 from rankfall.register import registered
-from rankfall.registry import REQUIRED, Option
-from rankfall.registry.components import _evaluated, _namespace
+from rankfall.registry import REQUIRED, Option, _evaluated, _namespace
 
 PACKAGES: dict[registry.Kind, Any] = {
     "operator": ops,

@@ -9,7 +9,7 @@ import torch
 
 import rankfall as rf
 from rankfall import registry
-from rankfall.registry.components import CONTRACTS, check_component, guess_kind
+from rankfall.registry import CONTRACTS, check_component, guess_kind
 from rankfall.registry.references import UnresolvedError
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankfall._engine import open_engine
 from rankfall._errors import checked, stop_at_ctrl_c
-from rankfall.api.shared import Progress, issue, opened_engine, override_words, reported, warn, write_figures
+from rankfall.api.shared import Progress, issue, override_words, reported, warn, write_figures
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def compare(
     from rankfall.studies.compare import compare_methods
 
     directory, steps = Path(out), _Steps()
-    with verification(verify, on_notice), opened_engine(engine) as opened, reported(progress) as report:
+    with verification(verify, on_notice), open_engine(engine) as opened, reported(progress) as report:
         report(Progress("comparing"))
 
         def on_step(step: Step) -> None:
@@ -155,7 +156,7 @@ def tune(
     in_this_process = jobs in (None, 1) and engine == "local"
     with (
         verification(verify, on_notice),
-        opened_engine(engine) as opened,
+        open_engine(engine) as opened,
         reported(progress) as report,
         stop_at_ctrl_c(stop if in_this_process or stop is not None else lambda: False) as stopping,
     ):

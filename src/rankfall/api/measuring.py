@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._errors import RankfallError, checked
-from rankfall.api.shared import (
-    Progress,
-    counter,
-    issue,
-    optional_path,
-    override_words,
-    reported,
-    requires_extra,
-    run_directory,
-    stepper,
-    warn,
-    write_figures,
-)
+from rankfall.api import shared
 from rankfall.storage.disk import make_directory
 from rankfall.storage.files import checksum
 from rankfall.storage.manifests import verification
@@ -45,7 +33,7 @@ def evaluate(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> SplitEvaluation:
     """Evaluate the best weights of a run.
 
@@ -73,12 +61,12 @@ def evaluate(
     from rankfall.studies.results import SplitEvaluation
     from rankfall.training.run_directory import CONFIG, RESULT
 
-    path, words = run_directory(run), override_words(overrides)
-    moved, target = None if data is None else str(data), optional_path(out)
+    path, words = shared.run_directory(run), shared.override_words(overrides)
+    moved, target = None if data is None else str(data), shared.optional_path(out)
     if (path / CONFIG).exists() and not (path / RESULT).exists():
         on_notice(f"the training run {path} did not finish; its best weights so far are evaluated")
-    with verification(verify, on_notice), reported(progress) as report:
-        report(Progress("evaluating"))
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        report(shared.Progress("evaluating"))
         evaluation = evaluate_run(
             path,
             split,
@@ -86,7 +74,7 @@ def evaluate(
             overrides=words,
             out=target,
             trust=trust,
-            on_impressions=counter(report, "evaluating"),
+            on_impressions=shared.counter(report, "evaluating"),
             on_notice=on_notice,
         )
         directory = result_directory(path, data=moved, overrides=words, out=target)
@@ -95,7 +83,7 @@ def evaluate(
         elif directory is not None:
             write_evaluation_report(path, directory, trust=trust)
         summary = SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=words or None)
-    issue(summary.warnings, on_notice)
+    shared.issue(summary.warnings, on_notice)
     return shown_in(summary, directory)
 
 
@@ -110,7 +98,7 @@ def diagnose(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> Diagnosis:
     """Find out where and why a cascade loses relevant items.
 
@@ -137,21 +125,21 @@ def diagnose(
     from rankfall.training.config.cascade_config import CascadeConfig
     from rankfall.training.run_directory import read_config_as
 
-    path, words = run_directory(run), override_words(overrides)
+    path, words = shared.run_directory(run), shared.override_words(overrides)
     moved = None if data is None else str(data)
-    with verification(verify, on_notice), reported(progress) as report:
+    with verification(verify, on_notice), shared.reported(progress) as report:
         read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
-        directory = result_directory(path, data=moved, overrides=words, out=optional_path(out))
-        report(Progress("scoring"))
+        directory = result_directory(path, data=moved, overrides=words, out=shared.optional_path(out))
+        report(shared.Progress("scoring"))
         diagnosis = diagnose_run(
             path,
             split,
             data=moved,
             overrides=words,
             trust=trust,
-            on_impressions=counter(report, "scoring"),
+            on_impressions=shared.counter(report, "scoring"),
             on_notice=on_notice,
-            on_step=lambda name, number, of: stepper(report)(f"diagnosing: {name}", number, of),
+            on_step=lambda name, number, of: shared.stepper(report)(f"diagnosing: {name}", number, of),
         )
     if directory is not None:
         make_directory(directory)
@@ -176,7 +164,7 @@ def plan(
     trust: bool = False,
     verify: bool = True,
     progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> PlanResult:
     """Find the quotas of a cascade that keep most of the relevant items for their cost.
 
@@ -202,50 +190,12 @@ def plan(
     Raises:
         ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
     """
-    from rankfall.reporting.files import shown_in
-    from rankfall.studies.plan.plan_quotas import Target, current_quotas, parse_budget, plan_run
-    from rankfall.studies.plan.quota_search import parse_grid
-
-    _check_targets(costs, bundle, budget, recall, metric)
-    path, words, directory = run_directory(run), override_words(overrides), optional_path(out)
-    with verification(verify, on_notice), reported(progress) as report:
-        current = current_quotas(path, words, trust=trust)
-        tried = parse_grid(_stage_words(grid), list(current))
-        priced = _costs(path, costs, optional_path(bundle), current, tried, report, on_notice, trust=trust)
-        report(Progress("scoring"))
-        result = plan_run(
-            path,
-            split,
-            costs=priced,
-            target=Target(None if budget is None else parse_budget(str(budget), priced.unit), recall),
-            metric=metric,
-            grid=tried,
-            data=None if data is None else str(data),
-            overrides=words,
-            out=directory,
-            trust=trust,
-            on_impressions=counter(report, "scoring"),
-            on_notice=on_notice,
-            on_step=stepper(report),
-        )
-        _write_plan_page(path, directory, trust=trust)
-    issue(result.warnings, on_notice)
-    return shown_in(result, directory or path)
-
-
-def _write_plan_page(run: Path, out: Path | None, *, trust: bool) -> None:
-    """Write the page of a run with its plan; another directory has a page if it also has an evaluation."""
-    from rankfall.reporting.files import write_evaluation_report, write_report
+    from rankfall.reporting.files import shown_in, write_evaluation_report, write_report
     from rankfall.studies.evaluate import evaluation_files
-
-    if out is None:
-        write_report(run, trust=trust)
-    elif evaluation_files(out)[0].is_file():
-        write_evaluation_report(run, out, trust=trust)
-
-
-def _check_targets(costs: object, bundle: object, budget: object, recall: float | None, metric: str) -> None:
-    from rankfall.studies.plan.plan_quotas import METRICS
+    from rankfall.studies.plan import plan_quotas
+    from rankfall.studies.plan.quota_search import parse_grid
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
 
     if costs and bundle is not None:
         raise RankfallError("found with `costs`, expected one of them", "bundle")
@@ -253,8 +203,42 @@ def _check_targets(costs: object, bundle: object, budget: object, recall: float 
         raise RankfallError("found with `budget`, expected one of them", "recall")
     if recall is not None and not 0 < recall <= 1:
         raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
-    if metric not in METRICS:
-        raise RankfallError(f"found {metric!r}, expected one of {', '.join(METRICS)}", "metric")
+    if metric not in plan_quotas.METRICS:
+        raise RankfallError(f"found {metric!r}, expected one of {', '.join(plan_quotas.METRICS)}", "metric")
+    path, words, directory = shared.run_directory(run), shared.override_words(overrides), shared.optional_path(out)
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        current = plan_quotas.current_quotas(path, words, trust=trust)
+        tried = parse_grid(_stage_words(grid), list(current))
+        if costs:
+            priced = plan_quotas.Costs(*plan_quotas.parse_costs(_stage_words(costs), list(current)), "given")
+        elif bundle is not None:
+            priced = _measured_costs(path, Path(bundle), current, tried, report, on_notice)
+        else:
+            stages = read_config_as(CascadeConfig, path, trust=trust).stages
+            priced = plan_quotas.Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in stages})
+        limit = None if budget is None else plan_quotas.parse_budget(str(budget), priced.unit)
+        report(shared.Progress("scoring"))
+        result = plan_quotas.plan_run(
+            path,
+            split,
+            costs=priced,
+            target=plan_quotas.Target(limit, recall),
+            metric=metric,
+            grid=tried,
+            data=None if data is None else str(data),
+            overrides=words,
+            out=directory,
+            trust=trust,
+            on_impressions=shared.counter(report, "scoring"),
+            on_notice=on_notice,
+            on_step=shared.stepper(report),
+        )
+        if directory is None:
+            write_report(path, trust=trust)
+        elif evaluation_files(directory)[0].is_file():
+            write_evaluation_report(path, directory, trust=trust)
+    shared.issue(result.warnings, on_notice)
+    return shown_in(result, directory or path)
 
 
 def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
@@ -268,42 +252,17 @@ def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
     return [f"{stage}={text}" for stage, text in texts.items()]
 
 
-def _costs(
-    run: Path,
-    given: Mapping[str, str | float] | Sequence[str] | None,
-    bundle: Path | None,
-    current: Mapping[str, int],
-    grid: Mapping[str, Sequence[int]],
-    report: Callable[[Progress], object],
-    on_notice: OnNotice,
-    *,
-    trust: bool,
-) -> Costs:
-    """Return the costs that were given or measured, or else the defaults of the models of the stages."""
-    from rankfall.studies.plan.plan_quotas import Costs, parse_costs
-    from rankfall.training.config.cascade_config import CascadeConfig
-    from rankfall.training.run_directory import read_config_as
-
-    stages = list(current)
-    if given:
-        return Costs(*parse_costs(_stage_words(given), stages), "given")
-    if bundle is None:
-        config = read_config_as(CascadeConfig, run, trust=trust)
-        return Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in config.stages})
-    return _measured_costs(run, bundle, current, grid, report, on_notice)
-
-
 def _measured_costs(
     run: Path,
     path: Path,
     current: Mapping[str, int],
     grid: Mapping[str, Sequence[int]],
-    report: Callable[[Progress], object],
+    report: Callable[[shared.Progress], object],
     on_notice: OnNotice,
 ) -> Costs:
     from rankfall.studies.plan.plan_quotas import Costs, largest_quotas
 
-    with requires_extra("plan --bundle", "serve"):
+    with shared.requires_extra("plan --bundle", "serve"):
         from rankfall.benchmarks.serve import requests_like_examples
         from rankfall.serving import Bundle
         from rankfall.studies.plan.stage_costs import REQUESTS, measure_costs
@@ -320,7 +279,7 @@ def _measured_costs(
         bundle,
         requests_like_examples(bundle, REQUESTS),
         [first, first, *others[:-1]],
-        on_step=stepper(report),
+        on_step=shared.stepper(report),
     )
     return Costs(measured, "s", "measured")
 
@@ -333,7 +292,7 @@ def report(
     figures: PathLike | None = None,
     trust: bool = False,
     verify: bool = True,
-    on_notice: OnNotice = warn,
+    on_notice: OnNotice = shared.warn,
 ) -> Path:
     """Write the page of a run, a comparison or a stream as one HTML file, and return its path.
 
@@ -350,16 +309,16 @@ def report(
     """
     from rankfall.reporting.files import write_report
 
-    path = run_directory(directory)
+    path = shared.run_directory(directory)
     with verification(verify, on_notice):
-        page = write_report(path, optional_path(out), trust=trust)
+        page = write_report(path, shared.optional_path(out), trust=trust)
         if figures is not None:
             page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
     return page
 
 
-def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = warn) -> list[Path]:
+def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = shared.warn) -> list[Path]:
     """Write all figures of the page of a run, a comparison or a stream, and return their files."""
     from rankfall.reporting.files import figures_of
 
-    return write_figures(figures_of(directory, trust=trust), out, on_notice)
+    return shared.write_figures(figures_of(directory, trust=trust), out, on_notice)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from rankfall._engine import open_engine
 from rankfall._errors import RankfallError, checked, did_you_mean
 from rankfall._tables import StoredTables
-from rankfall.api.shared import Progress, counter, issue, opened_engine, reported, stepper, warn
+from rankfall.api.shared import Progress, counter, issue, reported, stepper, warn
 
 if TYPE_CHECKING:
     from rankfall._config import ConfigLike
@@ -102,17 +103,7 @@ def prepare(
 
 @overload
 def prepare(
-    source: Sources | None = None,
-    out: PathLike | None = None,
-    *,
-    check: Literal[True],
-    layout: Layout = "rows",
-    spec: ConfigLike | None = None,
-    force: bool = False,
-    engine: EngineName = "local",
-    progress: ProgressLike = True,
-    on_notice: OnNotice = warn,
-    **options: Any,
+    source: Sources | None = None, out: PathLike | None = None, *, check: Literal[True], **options: Any
 ) -> DataCheck: ...
 
 
@@ -270,7 +261,7 @@ def rows(
     described = given or ImpressionLog.load(Path(append or "")).spec
     files = _files(source, described)
     tables: dict[Any, Any] = {"items": items, "users": users, "requests": requests}
-    with opened_engine(engine) as opened, reported(progress) as report:
+    with open_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
         work: dict[str, Any] = {**tables, "engine": opened, "on_progress": stepper(report)}
         if check:
@@ -345,7 +336,7 @@ def recflow(
         _check_appending(out=out, stages=stages, sequences=sequences, seed=seed, force=force, check=check)
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         raise RankfallError(f"found {source!r}, expected a directory", "source")
-    with opened_engine(engine) as opened, reported(progress) as report:
+    with open_engine(engine) as opened, reported(progress) as report:
         report(Progress("reading"))
         work: dict[str, Any] = {"days": days, "engine": opened, "on_progress": stepper(report)}
         if append is not None:

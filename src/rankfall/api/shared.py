@@ -18,7 +18,6 @@ from rankfall.storage.disk import make_directory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from rankfall._engine import Engine
     from rankfall.api.training import TrainedRun
 
     ProgressLike: TypeAlias = "bool | Callable[[Progress], object]"
@@ -92,21 +91,6 @@ def run_directory(run: RunLike) -> Path:
 def optional_path(path: PathLike | None) -> Path | None:
     """Return a path, or None."""
     return None if path is None else Path(path)
-
-
-@contextmanager
-def opened_engine(engine: EngineName) -> Iterator[Engine]:
-    """Open an engine for the duration of the block.
-
-    Raises:
-        ValueError: If there is no engine of this name, or Ray is not installed.
-    """
-    from rankfall._engine import open_engine
-
-    if engine not in ("local", "ray"):
-        raise RankfallError(f"engine: found {engine!r}, expected local or ray")
-    with open_engine(engine) as opened:
-        yield opened
 
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -242,6 +226,8 @@ def write_figures(plots: Mapping[str, Chart | None], out: Path, on_notice: OnNot
 
     make_directory(out)
     drawn = {name: plot for name, plot in plots.items() if plot is not None}
+    if not drawn:
+        return []
     try:
         return save(drawn, out)
     except MissingExtraError as error:

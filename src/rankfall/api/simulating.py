@@ -71,31 +71,19 @@ class SimulatedLog(StoredTables):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``rankfall simulate --json`` prints."""
-        settings = {name: getattr(self, name) for name in ("preset", "days", "requests_per_day", "seed", "layout")}
-        sizes = {"impressions": self.impressions, "rows": self.rows, "stages": self.stages}
-        return {
-            "out": str(self.directory),
-            **settings,
-            **sizes,
-            "megabytes": self.megabytes,
-            "seconds": round(self.seconds, 1),
-        }
+        names = ("preset", "days", "requests_per_day", "seed", "layout", "impressions", "rows", "stages", "megabytes")
+        figures = {name: getattr(self, name) for name in names}
+        return {"out": str(self.directory), **figures, "seconds": round(self.seconds, 1)}
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return the rows of `stages`, one per stage: rows that were logged and kept, in all and per request."""
-        return {
-            "stages": [
-                {
-                    "stage": name,
-                    **{
-                        key: value
-                        for what, count in counts.items()
-                        for key, value in ((what, count), (f"{what}_per_request", count / self.impressions))
-                    },
-                }
-                for name, counts in self.stages.items()
-            ]
-        }
+        rows = []
+        for name, counts in self.stages.items():
+            row: dict[str, Any] = {"stage": name}
+            for what, count in counts.items():
+                row |= {what: count, f"{what}_per_request": count / self.impressions}
+            rows.append(row)
+        return {"stages": rows}
 
 
 @checked
@@ -136,10 +124,19 @@ def simulate(
         ValueError: If there is no such preset, or arguments do not fit each other or the log.
     """
     from rankfall.simulation.presets import preset_of
-    from rankfall.simulation.simulate import Simulation
+    from rankfall.simulation.simulate import Simulation, append_days, simulate_log, simulate_recflow
 
-    chosen = preset_of(preset)
-    _check_simulation(chosen.layout, preset, layout, append=append, force=force, truth=truth, relevant=relevant)
+    chosen, path = preset_of(preset), Path(out)
+    if layout not in ("rankfall", "recflow"):
+        raise RankfallError(f"layout: found {layout!r}, expected rankfall or recflow")
+    if layout == "recflow" and chosen.layout != "recflow":
+        raise RankfallError(f"found recflow, in which the preset {preset} cannot be written", "layout")
+    others = {"`force`": force, "`truth`": truth, "`relevant`": relevant, "the layout recflow": layout == "recflow"}
+    if append and any(others.values()):
+        found = " and ".join(name for name, given in others.items() if given)
+        raise RankfallError(f"cannot be combined with {found}", "append")
+    if relevant and layout == "recflow":
+        raise RankfallError("is a part of the spec of a log, which RecFlow's layout has not", "relevant")
     simulation = Simulation(
         preset=preset,
         days=chosen.days if days is None else days,
@@ -151,50 +148,20 @@ def simulate(
         report(Progress("serving requests", 0, total))
         count = counter(report, "serving requests")
         options: dict[str, Any] = {"on_requests": lambda served: count(served, total)}
-        if not append:
-            options |= {"truth": truth, "force": force}
+        new: dict[str, Any] = {"truth": truth, "force": force}
         if layout == "recflow":
-            rows, stages = _simulate_recflow(simulation, Path(out), **options)
+            counts = simulate_recflow(simulation, path, **new, **options)
+            stages = {name: {"logged": number} for name, number in counts["stages"].items()}
         else:
-            rows, stages = _simulate_log(simulation, Path(out), append=append, relevant=relevant, **options)
+            if append:
+                log = append_days(simulation, path, **options)
+            else:
+                log = simulate_log(simulation, path, relevant=relevant, **new, **options)
+            counts = log.manifest["about"]["counts"]
+            stages = {
+                name: {"logged": counts["logged"][name], "kept": counts["kept"][name]} for name in log.spec.stage_names
+            }
     seconds = time.perf_counter() - start
     return SimulatedLog(
-        **simulation.to_json(), layout=layout, rows=rows, stages=stages, seconds=seconds, _directory=Path(out)
+        **simulation.to_json(), layout=layout, rows=counts["rows"], stages=stages, seconds=seconds, _directory=path
     )
-
-
-def _check_simulation(
-    kind: str, preset: str, layout: str, *, append: bool, force: bool, truth: bool, relevant: str | None
-) -> None:
-    if layout not in ("rankfall", "recflow"):
-        raise RankfallError(f"layout: found {layout!r}, expected rankfall or recflow")
-    if layout == "recflow" and kind != "recflow":
-        raise RankfallError(f"found recflow, in which the preset {preset} cannot be written", "layout")
-    others = {"`force`": force, "`truth`": truth, "`relevant`": relevant, "the layout recflow": layout == "recflow"}
-    if append and any(others.values()):
-        found = " and ".join(name for name, given in others.items() if given)
-        raise RankfallError(f"cannot be combined with {found}", "append")
-    if relevant and layout == "recflow":
-        raise RankfallError("is a part of the spec of a log, which RecFlow's layout has not", "relevant")
-
-
-def _simulate_log(
-    simulation: Any, out: Path, *, append: bool, relevant: str | None, **options: Any
-) -> tuple[int, dict[str, dict[str, int]]]:
-    from rankfall.simulation.simulate import append_days, simulate_log
-
-    log = (
-        append_days(simulation, out, **options)
-        if append
-        else simulate_log(simulation, out, relevant=relevant, **options)
-    )
-    counts = log.manifest["about"]["counts"]
-    stages = {name: {"logged": counts["logged"][name], "kept": counts["kept"][name]} for name in log.spec.stage_names}
-    return counts["rows"], stages
-
-
-def _simulate_recflow(simulation: Any, out: Path, **options: Any) -> tuple[int, dict[str, dict[str, int]]]:
-    from rankfall.simulation.simulate import simulate_recflow
-
-    manifest = simulate_recflow(simulation, out, **options)
-    return manifest["rows"], {name: {"logged": count} for name, count in manifest["stages"].items()}

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from rankfall.api import ExportedBundle
 
 
-@verb(
-    api.export,
-    quotas={"flag": "quota", "metavar": "STAGE=N"},
-    display={"metavar": "COLUMN"},
-)
+@verb(api.export, quotas={"flag": "quota", "metavar": "STAGE=N"}, display={"metavar": "COLUMN"})
 def export(call: Call, as_json: bool = False) -> None:
     """Export a trained cascade as a bundle that can be served.
 

@@ -36,10 +36,7 @@ _DAYS = {"metavar": "DAY or FIRST..LAST"}
 
 
 @command(
-    sources={"argument": "SRC...", "parser": existing_source},
-    role={"metavar": "ROLE=COLUMN"},
-    items=TABLE,
-    users=TABLE,
+    sources={"argument": "SRC...", "parser": existing_source}, role={"metavar": "ROLE=COLUMN"}, items=TABLE, users=TABLE
 )
 def init(
     sources: list[str],
@@ -71,20 +68,28 @@ def init(
         rankfall init log
         rankfall init train.txt vali.txt test.txt
     """
-    from rankfall.data.sources.draft.draft_files import CONFIG, draft_files
+    from rankfall._config import parse_yaml
+    from rankfall.data.impressions.spec import validate_spec
+    from rankfall.data.sources.draft.draft_files import CONFIG, SPEC, draft_files
     from rankfall.storage.disk import make_directory
     from rankfall.storage.files import write_file
+    from rankfall.training.config.load_config import validate_any
 
     if (out / CONFIG).exists():  # it is written last
         raise _exists(out / CONFIG)
     with Display() as display:
         draft = draft_files(sources, out, roles=role or (), items=items, users=users, on_progress=stepper(display.show))
     if not draft.problems:
-        _check(draft.files)
-        _check_free(out, draft.files)
+        if SPEC in draft.files:  # no draft is written that the next command would refuse
+            validate_spec(parse_yaml(draft.files[SPEC], SPEC), where=SPEC)
+        validate_any(parse_yaml(draft.files[CONFIG], CONFIG), where=CONFIG)
+        contents = {out / name: text for name, text in draft.files.items()}
+        for path, text in contents.items():  # a process may have died between its two drafts
+            if path.exists() and path.read_bytes() != text.encode():
+                raise _exists(path)
         make_directory(out)
-        for name, text in draft.files.items():
-            write_file(out / name, text)
+        for path, text in contents.items():
+            write_file(path, text)
     if as_json:
         print_json(_as_json(draft, out))
     else:
@@ -95,27 +100,8 @@ def init(
         raise typer.Exit(1)
 
 
-def _check_free(out: Path, files: dict[str, str]) -> None:
-    """Refuse to replace a file, but continue after a process that died between its two drafts."""
-    for path, text in ((out / name, text) for name, text in files.items()):
-        if path.exists() and path.read_bytes() != text.encode():
-            raise _exists(path)
-
-
 def _exists(path: Path) -> ValueError:
     return RankfallError(f"{path} exists already and is not replaced; --out names another directory")
-
-
-def _check(files: dict[str, str]) -> None:
-    """Check that drafts are valid, so that no draft is written that the next command would refuse."""
-    from rankfall._config import parse_yaml
-    from rankfall.data.impressions.spec import validate_spec
-    from rankfall.data.sources.draft.draft_files import CONFIG, SPEC
-    from rankfall.training.config.load_config import validate_any
-
-    if SPEC in files:
-        validate_spec(parse_yaml(files[SPEC], SPEC), where=SPEC)
-    validate_any(parse_yaml(files[CONFIG], CONFIG), where=CONFIG)
 
 
 def _print(draft: Draft, out: Path) -> None:
@@ -153,11 +139,7 @@ def _as_json(draft: Draft, out: Path) -> dict[str, Any]:
     }
 
 
-@verb(
-    api.simulate,
-    out={"argument": "OUT"},
-    relevant={"metavar": "FEEDBACK"},
-)
+@verb(api.simulate, out={"argument": "OUT"}, relevant={"metavar": "FEEDBACK"})
 def simulate(call: Call, as_json: bool = False) -> None:
     """Simulate a platform and write the full-stage log of its cascade.
 
@@ -200,11 +182,7 @@ def _stages(summary: dict[str, Any]) -> Table:
     return table(columns, rows)
 
 
-@command(
-    path={"argument": "DIR"},
-    days=_DAYS,
-    verify={"flag": "verify/--no-verify"},
-)
+@command(path={"argument": "DIR"}, days=_DAYS, verify={"flag": "verify/--no-verify"})
 def data(path: Path, days: list[str] | None = None, verify: bool | None = None, as_json: bool = False) -> None:
     """Show the content of prepared data, and warn about common mistakes.
 
@@ -287,12 +265,7 @@ def _log(path: Path, days: list[str] | None, *, verify: bool | None, as_json: bo
             print_result(line)
 
 
-@command(
-    path={"argument": "LOG"},
-    given={"metavar": "NAME"},
-    days=_DAYS,
-    out={"metavar": "FILE"},
-)
+@command(path={"argument": "LOG"}, given={"metavar": "NAME"}, days=_DAYS, out={"metavar": "FILE"})
 def examination(
     path: Path,
     feedback: str,

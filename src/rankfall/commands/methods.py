@@ -120,7 +120,7 @@ def _show_one(name: str, kind: Kind | None, as_json: bool) -> None:
 def _find(name: str, kind: Kind | None) -> list[Method]:
     """Return the components of a name, in Python or in configurations. Components of users are imported."""
     from rankfall._errors import did_you_mean
-    from rankfall.registry.components import guess_kind
+    from rankfall.registry import guess_kind
     from rankfall.registry.references import is_reference, resolve, split_cutoffs
 
     if is_reference(name):

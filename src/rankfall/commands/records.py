@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from rankfall.online.join_results import DayReport, JoinResult
 
 
-@verb(
-    api.collect,
-    url={"argument": "URL"},
-    out={"argument": "DIR"},
-)
+@verb(api.collect, url={"argument": "URL"}, out={"argument": "DIR"})
 def collect(call: Call, as_json: bool = False) -> None:
     """Write the samples and events that services sent to a broker to files.
 

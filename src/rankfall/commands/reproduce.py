@@ -25,12 +25,7 @@ LISTED = {
 }
 
 
-@verb(
-    api.reproduce,
-    listing={"flag": "list"},
-    name={"argument": "NAME", "default": None},
-    methods={"metavar": "FILE"},
-)
+@verb(api.reproduce, listing={"flag": "list"}, name={"argument": "NAME", "default": None}, methods={"metavar": "FILE"})
 def reproduce(call: Call, listing: bool = False, as_json: bool = False) -> None:
     """Run a published table or figure, and print the result beside the published numbers.
 

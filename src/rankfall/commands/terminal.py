@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,18 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from rankfall._errors import (
-    DEBUG,
-    RankfallError,
-    bug_report,
-    is_debugging,
-    is_expected,
-    is_library,
-    is_out_of_memory,
-    one_line,
-    shortened,
-    traceback_text,
-)
+from rankfall import _errors
 from rankfall._errors import stoppable as stoppable
 from rankfall._progress import progress as progress
 from rankfall._tables import json_text
@@ -47,7 +36,6 @@ if TYPE_CHECKING:
     from rankfall.studies.results import RunFailure
 
 
-Verb = TypeVar("Verb", bound="Callable[..., None]")
 PLAIN: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "padding": (0, 2, 0, 0)}
 PIPE_WIDTH = 120  # columns of a table that is written to a file or a pipe
 INTERRUPTED = 130  # exit code after SIGINT, as in shells
@@ -112,7 +100,7 @@ def print_message(message: str) -> None:
 
 def print_error(message: str) -> None:
     """Print an error in red on standard error."""
-    text = shortened(message, LONGEST_ERROR).translate(_CONTROLS)
+    text = _errors.shortened(message, LONGEST_ERROR).translate(_CONTROLS)
     Console(stderr=True, soft_wrap=True, emoji=False).print(
         f"error: {text}", style="red", markup=False, highlight=False
     )
@@ -188,9 +176,13 @@ def exit_for(error: BaseException, command: Sequence[str]) -> NoReturn:
         for output in unread:  # as in 'rankfall methods | head'; Python would complain about it when it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         raise SystemExit(1)
-    if is_debugging():
-        sys.stderr.write(traceback_text(error))
-    print_error(one_line(error) if is_expected(error) or is_out_of_memory(error) else bug_report(error, command))
+    if _errors.is_debugging():
+        sys.stderr.write(_errors.traceback_text(error))
+    print_error(
+        _errors.one_line(error)
+        if _errors.is_expected(error) or _errors.is_out_of_memory(error)
+        else _errors.bug_report(error, command)
+    )
     raise SystemExit(1)
 
 
@@ -213,7 +205,7 @@ def whole_number_of(variable: str, default: int) -> int:
     """
     text = os.environ.get(variable, str(default))
     if not text.isdecimal() or len(text) > 9:
-        raise RankfallError(f"{variable}: found {text!r} in the environment, expected a whole number")
+        raise _errors.RankfallError(f"{variable}: found {text!r} in the environment, expected a whole number")
     return int(text)
 
 
@@ -233,13 +225,13 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def _quoted(word: str) -> str:
-    return shortened(repr(word), 200)
+    return _errors.shortened(repr(word), 200)
 
 
 @contextmanager
 def clean_output() -> Iterator[None]:
     """Context of a command: output never fails for its encoding, and warnings and errors of threads are messages."""
-    before = threading.excepthook, sys.unraisablehook, os.environ.get(DEBUG)
+    before = threading.excepthook, sys.unraisablehook, os.environ.get(_errors.DEBUG)
     threading.excepthook, sys.unraisablehook = _show_thread, _show_unraisable
     if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error
@@ -250,9 +242,9 @@ def clean_output() -> Iterator[None]:
             yield
     finally:
         threading.excepthook, sys.unraisablehook, debug = before
-        os.environ.pop(DEBUG, None)
+        os.environ.pop(_errors.DEBUG, None)
         if debug is not None:
-            os.environ[DEBUG] = debug
+            os.environ[_errors.DEBUG] = debug
 
 
 def _show_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -267,9 +259,9 @@ def _show_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _show_error(error: BaseException, where: str) -> None:
-    if is_debugging():
-        sys.stderr.write(traceback_text(error))
-    print_error(f"{where}: {one_line(error)}")
+    if _errors.is_debugging():
+        sys.stderr.write(_errors.traceback_text(error))
+    print_error(f"{where}: {_errors.one_line(error)}")
 
 
 def _show_warning(
@@ -283,7 +275,7 @@ def _show_warning(
     """Print a warning of rankfall or of a user's own code. Those of libraries are for developers."""
     if issubclass(category, LeftoverWarning):
         print_message(f"note: {message}")
-    elif is_debugging():
+    elif _errors.is_debugging():
         print_message(f"{filename}:{lineno}: {category.__name__}: {message}")
-    elif not is_library(filename):
+    elif not _errors.is_library(filename):
         print_message(f"warning: {message}")

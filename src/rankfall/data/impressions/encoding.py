@@ -14,22 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from rankfall import encoding as rules
 from rankfall._errors import RankfallError
 from rankfall.data.impressions.spec import PARTS, Dense, Features, Spec, Time, features_of, is_dense, table_of
-from rankfall.encoding import (
-    FIRST_KNOWN,
-    MISSING,
-    BadValueError,
-    Buckets,
-    HashedIds,
-    Lookup,
-    NumberedIds,
-    Numbers,
-    TimePart,
-    VocabularyIds,
-    hash_array,
-    plain_values,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,7 +34,7 @@ if TYPE_CHECKING:
 
 def hash_values(values: pl.Series, seed: int = 0) -> Hashes:
     """Return the 64-bit hashes of integers or strings without nulls."""
-    return hash_array(hashable(values), seed)
+    return rules.hash_array(hashable(values), seed)
 
 
 def hashable(values: pl.Series) -> NDArray[np.int64] | pa.Array:
@@ -77,7 +64,7 @@ class Encoding:
     edges: Mapping[str, list[float]] = field(default_factory=dict)
     hashed: Mapping[str, str] = field(default_factory=dict)
     _rules: dict[str, Rule] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _lookups: dict[str, Lookup] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _lookups: dict[str, rules.Lookup] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of_log(cls, log: ImpressionLog) -> Encoding:
@@ -117,23 +104,23 @@ class Encoding:
             ValueError: The feature does not accept the type of the column.
         """
         rule = self.rule(group, name)
-        if isinstance(rule, Numbers):
+        if isinstance(rule, rules.Numbers):
             with _naming_bad_numbers(raw):
                 return rule.encode(_floats(raw, rule.size))
-        if isinstance(rule, Buckets):
+        if isinstance(rule, rules.Buckets):
             with _naming_bad_numbers(raw):
                 return rule.ids(_floats(raw, 1)).astype(np.int32)
-        if isinstance(rule, TimePart):
+        if isinstance(rule, rules.TimePart):
             local = to_times(raw, rule.unit, rule.zone).dt.replace_time_zone(None).to_physical()
             return _with_missing(rule.ids(local.fill_null(0).to_numpy()), local)
         if raw.dtype == pl.Null:
-            return np.full(len(raw), MISSING, np.int32)
-        if isinstance(rule, NumberedIds):
+            return np.full(len(raw), rules.MISSING, np.int32)
+        if isinstance(rule, rules.NumberedIds):
             return _with_missing(_number_ids(rule, raw), raw)
-        if isinstance(rule, HashedIds):
+        if isinstance(rule, rules.HashedIds):
             return _with_missing(rule.ids(hashable(_filled(raw))), raw)
         values = raw.cast(self.vocabularies[rule.table].dtype)
-        return _with_missing(rule.ids(plain_values(_filled(values).to_arrow())), raw)
+        return _with_missing(rule.ids(rules.plain_values(_filled(values).to_arrow())), raw)
 
     def rule(self, group: Group, name: str) -> Rule:
         """Return the rule of a feature.
@@ -150,39 +137,41 @@ class Encoding:
         key = f"{group}.{name}"
         if isinstance(feature, Time):
             unit = feature.unit if feature.column is not None else (self.spec.time.unit if self.spec.time else None)
-            rows = FIRST_KNOWN + PARTS[feature.part]
-            return TimePart(rows, feature.part, unit, self.spec.zone, of_request=feature.column is None)
+            rows = rules.FIRST_KNOWN + PARTS[feature.part]
+            return rules.TimePart(rows, feature.part, unit, self.spec.zone, of_request=feature.column is None)
         if isinstance(feature, Dense):
             return self._dense_rule(key, feature)
         if feature.num_buckets is not None:
-            return NumberedIds(FIRST_KNOWN + feature.num_buckets)
+            return rules.NumberedIds(rules.FIRST_KNOWN + feature.num_buckets)
         if feature.hash_bucket_size is not None:
             hashed = self.hashed.get(key)  # not known while a log is prepared
-            return HashedIds(FIRST_KNOWN + feature.hash_bucket_size, None if hashed is None else hashed == "text")
+            return rules.HashedIds(
+                rules.FIRST_KNOWN + feature.hash_bucket_size, None if hashed is None else hashed == "text"
+            )
         table = table_of(group, name, feature)
         known = self.lookup(table)
-        return VocabularyIds(FIRST_KNOWN + len(known.values), table, known)
+        return rules.VocabularyIds(rules.FIRST_KNOWN + len(known.values), table, known)
 
     def _dense_rule(self, key: str, feature: Dense) -> Rule:
         mean, deviation = self.scalings.get(key, (None, None)) if feature.standardise else (None, None)
         edges = self.edges.get(key, feature.bucketize)
         if (feature.standardise and mean is None) or isinstance(edges, int):
             raise RankfallError(f"{key}: found no fitted scaling or edges, which are needed to encode its values")
-        numbers = Numbers(
+        numbers = rules.Numbers(
             feature.size, feature.log1p, feature.replacement, mean, deviation, indicator=feature.has_indicator
         )
-        return numbers if edges is None else Buckets(FIRST_KNOWN + len(edges) + 1, numbers, edges)
+        return numbers if edges is None else rules.Buckets(rules.FIRST_KNOWN + len(edges) + 1, numbers, edges)
 
-    def lookup(self, table: str) -> Lookup:
+    def lookup(self, table: str) -> rules.Lookup:
         """Return the vocabulary of an embedding table."""
         if table not in self._lookups:
-            self._lookups[table] = Lookup(plain_values(self.vocabularies[table].to_arrow()))
+            self._lookups[table] = rules.Lookup(rules.plain_values(self.vocabularies[table].to_arrow()))
         return self._lookups[table]
 
 
 def dense_values(feature: Dense, raw: pl.Series) -> Floats:
     """Return the numbers of a feature, (n,) or (n, size), after `log1p` and `missing` but before anything fitted."""
-    rule = Numbers(feature.size, feature.log1p, feature.replacement)
+    rule = rules.Numbers(feature.size, feature.log1p, feature.replacement)
     with _naming_bad_numbers(raw):
         return rule.filled(_floats(raw, rule.size))
 
@@ -265,15 +254,15 @@ def _parse_text(raw: pl.Series, zone: str) -> pl.Series:
     return parsed
 
 
-def _number_ids(rule: NumberedIds, raw: pl.Series) -> NDArray[np.int64]:
+def _number_ids(rule: rules.NumberedIds, raw: pl.Series) -> NDArray[np.int64]:
     if not raw.dtype.is_integer() and raw.dtype != pl.Boolean:
         raise RankfallError(f"column {raw.name!r}: found {raw.dtype}, expected whole numbers (num_buckets)")
     try:
         return rule.ids(_filled(raw.cast(pl.Int64)).to_numpy())
-    except BadValueError as error:
-        expected = f"whole numbers from 0 to {rule.rows - FIRST_KNOWN - 1}"
+    except rules.BadValueError as error:
+        expected = f"whole numbers from 0 to {rule.rows - rules.FIRST_KNOWN - 1}"
         message = f"column {raw.name!r}: found {raw[error.position]}, expected {expected}"
-        raise BadValueError(message, error.position) from None
+        raise rules.BadValueError(message, error.position) from None
 
 
 def _floats(raw: pl.Series, size: int) -> Floats:
@@ -296,15 +285,15 @@ def _filled(raw: pl.Series) -> pl.Series:
 
 
 def _with_missing(ids: NDArray[np.int64], raw: pl.Series) -> NDArray[np.int32]:
-    return (np.where(raw.is_null().to_numpy(), MISSING, ids) if raw.has_nulls() else ids).astype(np.int32)
+    return (np.where(raw.is_null().to_numpy(), rules.MISSING, ids) if raw.has_nulls() else ids).astype(np.int32)
 
 
 @contextmanager
 def _naming_bad_numbers(raw: pl.Series) -> Iterator[None]:
     try:
         yield
-    except BadValueError as error:
+    except rules.BadValueError as error:
         found = raw.slice(error.position, 1).to_list()[0]
         shown = "nothing" if found is None else str(found)
         message = f"column {raw.name!r}: found {shown}, expected numbers (or give `missing`)"
-        raise BadValueError(message, error.position) from None
+        raise rules.BadValueError(message, error.position) from None

@@ -36,23 +36,10 @@ from rankfall.data.impressions.items import (
 from rankfall.data.impressions.log_writer import LogWriter, write_items, write_vocabularies
 from rankfall.data.impressions.spec import Features, Spec, validate_spec
 from rankfall.encoding import FIRST_KNOWN
-from rankfall.storage import manifests as _manifest
+from rankfall.storage import manifests
 from rankfall.storage.disk import exchange, rename, sync
 from rankfall.storage.files import checksum, locked, open_regular, read_json_file, scratch_directory
-from rankfall.storage.manifests import (
-    MANIFEST,
-    SEAL,
-    check_counts,
-    check_file,
-    check_mappings,
-    check_names,
-    check_seal,
-    compare_file,
-    has_format,
-    once,
-    verifies,
-    write_manifest,
-)
+from rankfall.storage.manifests import MANIFEST, SEAL, once, verifies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -96,7 +83,7 @@ class Day:
             ValueError: If the file is missing or damaged.
         """
         if self.verifies:
-            check_file(self.file, self.manifest["sha256"], remedy=REMEDY)
+            manifests.check_file(self.file, self.manifest["sha256"], remedy=REMEDY)
         return map_table(self.file)
 
 
@@ -156,18 +143,18 @@ class ImpressionLog:
         Raises:
             ValueError: If a file is missing or has changed.
         """
-        self._check_items(compare_file)
+        self._check_items(manifests.compare_file)
         if "sha256" in self.manifest["items"].get("versions", {}):
-            self._check_versions(compare_file)
+            self._check_versions(manifests.compare_file)
         for table in self.manifest[VOCABULARIES]:
-            self._check_vocabulary(table, compare_file)
+            self._check_vocabulary(table, manifests.compare_file)
         for day in self.days.values():
-            compare_file(day.file, day.manifest["sha256"], remedy=REMEDY)
+            manifests.compare_file(day.file, day.manifest["sha256"], remedy=REMEDY)
 
     def items(self) -> pa.Table:
         """Map the item table into memory; it is sorted by `item` and has the newest features of each item."""
         if self.verifies:
-            self._check_items(check_file)
+            self._check_items(manifests.check_file)
         return map_table(self.path / ITEMS)
 
     def item_versions(self) -> pa.Table | None:
@@ -179,7 +166,7 @@ class ImpressionLog:
         if entry is None or ("sha256" not in entry and not (self.path / VERSIONS).is_file()):  # announced only
             return None
         if self.verifies:
-            self._check_versions(check_file)
+            self._check_versions(manifests.check_file)
         versions = map_table(self.path / VERSIONS)
         if not are_versions(versions):
             raise RankfallError(
@@ -216,7 +203,7 @@ class ImpressionLog:
         if table not in stored:
             raise RankfallError(f"table: found {table!r}, expected one of {', '.join(sorted(stored)) or 'none'}")
         if self.verifies:
-            self._check_vocabulary(table, check_file)
+            self._check_vocabulary(table, manifests.check_file)
         values = map_table(self._vocabulary_file(table))["value"].combine_chunks()
         return values.slice(0, self.features.tables.get(table, FIRST_KNOWN + len(values)) - FIRST_KNOWN)
 
@@ -311,17 +298,17 @@ class ImpressionLog:
 
 def is_log(path: Path) -> bool:
     """Return whether a directory is an impression log of any version."""
-    return has_format(path / MANIFEST, FORMAT)
+    return manifests.has_format(path / MANIFEST, FORMAT)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check the manifest of a log."""
     kind = "an impression log (see 'rankfall prepare' and 'rankfall simulate')"
     keys = ("days", "items", "vocabularies", "features", "spec")
-    manifest = _manifest.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
-    check_seal(path / MANIFEST, manifest, remedy="prepare the log again")
-    check_mappings(path / MANIFEST, manifest, "days", "items", "vocabularies", "spec")
-    check_names(path, "a day or a table", [*manifest["days"], *manifest["vocabularies"]])
+    manifest = manifests.read_manifest(path, FORMAT, VERSION, kind=kind, remedy="prepare it again", keys=keys)
+    manifests.check_seal(path / MANIFEST, manifest, remedy="prepare the log again")
+    manifests.check_mappings(path / MANIFEST, manifest, "days", "items", "vocabularies", "spec")
+    manifests.check_names(path, "a day or a table", [*manifest["days"], *manifest["vocabularies"]])
     return manifest
 
 
@@ -343,8 +330,8 @@ def open_day(path: Path, name: str, *, verify: bool = True, sealed: bool = False
     except (OSError, ValueError, LookupError, TypeError):
         raise RankfallError(f"path: {path} should be a day of the log but has no readable {MANIFEST}") from None
     if DAY_SEAL in manifest or sealed:
-        check_seal(path / MANIFEST, manifest, remedy=REMEDY, key=DAY_SEAL)
-    check_counts(path / MANIFEST, manifest, "impressions", "bytes")
+        manifests.check_seal(path / MANIFEST, manifest, remedy=REMEDY, key=DAY_SEAL)
+    manifests.check_counts(path / MANIFEST, manifest, "impressions", "bytes")
     file = path / IMPRESSIONS
     found = file.stat().st_size if file.is_file() else 0
     if found != expected:
@@ -370,9 +357,9 @@ def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
         raise RankfallError(f"path: {path / MANIFEST} is damaged in 'features' ({error!r}); {REMEDY}") from None
     content = features.to_json()
     for feature in content["features"]:
-        check_counts(path / MANIFEST, feature, "rows", "size", inside="features.")
+        manifests.check_counts(path / MANIFEST, feature, "rows", "size", inside="features.")
     for sequence in content["sequences"]:
-        check_counts(path / MANIFEST, sequence, "max_length", inside="sequences.")
+        manifests.check_counts(path / MANIFEST, sequence, "max_length", inside="sequences.")
     return spec, features
 
 
@@ -629,7 +616,7 @@ class LogAppender:
         manifest |= {**self._days(days), "items": written, "about": dict(about)}
         if encoding is not None:
             manifest |= {VOCABULARIES: vocabularies, "features": encoding.features.to_json()}
-        write_manifest(path / MANIFEST, manifest | dict(extra))
+        manifests.write_manifest(path / MANIFEST, manifest | dict(extra))
 
     def _vocabulary(self, table: str) -> Path:
         return self.log.path / VOCABULARIES / f"{table}.arrow"
@@ -647,7 +634,7 @@ class LogAppender:
         reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
         both = {table: [checksum(self._vocabulary(table)), found] for table, found in grown.items()}
         growing = {GROWING: both} if both else {}
-        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
+        manifests.write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
 
     def _days(self, new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the entries of the manifest about days: their checksums in the order of time, and their size."""

@@ -162,11 +162,6 @@ def generator(seed: int, epoch: int, day: str, use: RandomStream, number: int = 
     return np.random.default_rng([seed, epoch, crc32(day.encode()), use, number])
 
 
-def in_file_order(first: int, last: int) -> Rows:
-    """Return the rows at the positions from `first` to `last` of a day that is not shuffled."""
-    return np.arange(first, last)
-
-
 def block_shuffled(starts: Rows, first: int, last: int, *, seed: int, epoch: int, day: str) -> Rows:
     """Return the rows at the positions from `first` to `last`, a window of a shuffled day.
 
@@ -285,12 +280,13 @@ class ImpressionLoader:
                 raise RankfallError(f"{name}: found {flag!r}, expected True or False")
         if rank >= world:
             raise RankfallError(f"rank: found {rank}, expected a number below world, which is {world}")
-        if negatives_from not in get_args(Source):
-            hint = did_you_mean(negatives_from, get_args(Source))
-            raise RankfallError(f"negatives_from: found {negatives_from!r}{hint}; allowed are 'items' and 'batch'")
-        if labels not in get_args(Labels):
-            hint = did_you_mean(labels, get_args(Labels))
-            raise RankfallError(f"labels: found {labels!r}{hint}; allowed are {', '.join(get_args(Labels))}")
+        for name, word, words in (
+            ("negatives_from", negatives_from, get_args(Source)),
+            ("labels", labels, get_args(Labels)),
+        ):
+            if word not in words:
+                hint = did_you_mean(word, words)
+                raise RankfallError(f"{name}: found {word!r}{hint}; allowed are {', '.join(words)}")
         if negatives and length is not None:
             raise RankfallError("length: extends lists as negatives does, give one of them")
         self.log = log if isinstance(log, ImpressionLog) else ImpressionLog.load(log)
@@ -505,7 +501,11 @@ class ImpressionLoader:
         while first < count:
             begin = first // in_window * in_window
             end = min(begin + in_window, count)
-            rows = self._order(blocks, day, epoch, begin * self.batch, min(end * self.batch, len(day)))
+            place = begin * self.batch, min(end * self.batch, len(day))
+            if self.shuffle:
+                rows = block_shuffled(blocks.starts, *place, seed=self.seed, epoch=epoch, day=day.name)
+            else:
+                rows = np.arange(*place)
             batches = [rows[i : i + self.batch] for i in range((first - begin) * self.batch, len(rows), self.batch)]
             held = [batch[self._held(len(batch))] for batch in batches]
             places = _load(window, blocks, np.concatenate(held))
@@ -518,11 +518,6 @@ class ImpressionLoader:
                 mask = self._add_items(arrays, window.left_out(here), len(batch), known, where)
                 yield self._batch(day.name, batch, arrays | {"mask": mask})
             first = end
-
-    def _order(self, blocks: DayBlocks, day: Day, epoch: int, first: int, last: int) -> Rows:
-        if not self.shuffle:
-            return in_file_order(first, last)
-        return block_shuffled(blocks.starts, first, last, seed=self.seed, epoch=epoch, day=day.name)
 
     def _add_items(
         self, arrays: Arrays, left_out: Rows | None, rows: int, known: Pool | None, where: tuple[int, str, int]
@@ -599,13 +594,11 @@ class ImpressionLoader:
         largest = max(self._count(day) for day in self._days)
         return min(wanted // self.batch, largest) * self.batch
 
-    def _capacity(self) -> int:
-        """The number of impressions of a window that this loader holds."""
-        share_size = -(-self.batch // self.world) if self._takes_shares else self.batch
-        return self._window_size() // self.batch * share_size
-
     def _room(self) -> Window:
-        return Window(self._layout, self._capacity(), left_out=self._most_left_out > 0)
+        """Return a window for the impressions that this loader holds at a time."""
+        share_size = -(-self.batch // self.world) if self._takes_shares else self.batch
+        capacity = self._window_size() // self.batch * share_size
+        return Window(self._layout, capacity, left_out=self._most_left_out > 0)
 
     def _count(self, day: Day) -> int:
         return len(day) // self.batch if self.drop_last else -(-len(day) // self.batch)
