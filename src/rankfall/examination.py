@@ -199,8 +199,7 @@ def _shows_of(block: ImpressionBlock, feedback: str, given: list[str], user: str
 
 
 def _joined(parts: list[Shows]) -> Shows:
-    names = ("position", "click", "request", "cluster")
-    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_ROWS}
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
     return replace(parts[0], **columns, values=values)
 
