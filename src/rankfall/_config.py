@@ -103,7 +103,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: found more than {MAX_BYTES:,} bytes, expected a YAML file of at most so many")
+            raise ConfigError(f"{path}: found a larger file, expected a YAML file of at most {MAX_BYTES:,} bytes")
         text = content.decode()
     except IsADirectoryError:
         raise ConfigError(f"{path} is a directory, expected a YAML file") from None

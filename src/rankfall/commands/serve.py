@@ -92,7 +92,7 @@ def serve(
     recording = {"sample_share": sample_share, "sample_items": sample_items, "time_window": time_window, "clock": clock}
     for name, value in recording.items():
         if samples is None and value is not None:
-            raise RankfallError(f"{name.replace('_', '-')}: found without --samples, so that nothing is recorded")
+            raise RankfallError(f"{name.replace('_', '-')}: requires --samples")
     if clock == "requests" and workers > 1:
         raise RankfallError(
             "clock: found requests with several workers, each of which has its own clock; use --workers 1"

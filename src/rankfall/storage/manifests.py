@@ -81,7 +81,7 @@ def check_mappings(file: Path, manifest: Mapping[str, Any], *keys: str) -> None:
 
 
 def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> None:
-    """Raise ValueError if one of these values of a manifest is no whole number from 0 on.
+    """Raise ValueError if one of these values of a manifest is not a non-negative integer.
 
     Args:
         file: The file of the manifest, for messages.
@@ -92,7 +92,7 @@ def check_counts(file: Path, content: object, *keys: str, inside: str = "") -> N
     for key in keys:
         count = content.get(key) if isinstance(content, dict) else None
         if type(count) is not int or not 0 <= count <= sys.maxsize:
-            raise RankfallError(f"path: {file} is damaged, its '{inside}{key}' is no whole number from 0 on")
+            raise RankfallError(f"path: {file} is damaged, its '{inside}{key}' is not a non-negative integer")
 
 
 def check_names(path: Path, what: str, names: Iterable[str]) -> None:

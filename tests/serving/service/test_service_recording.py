@@ -416,7 +416,7 @@ def test_wrong_option_is_an_error_at_the_start(
 @pytest.mark.parametrize("options", [["--sample-share", "0.5"], ["--sample-items", "3"], ["--clock", "requests"]])
 def test_option_of_records_without_records_is_an_error(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run("serve", str(platform_bundle()), "--port", "0", *options) == 1
-    assert f"{options[0].removeprefix('--')}: found without --samples" in capfd.readouterr().err
+    assert f"{options[0].removeprefix('--')}: requires --samples" in capfd.readouterr().err
 
 
 def test_directory_that_cannot_be_written_is_an_error_at_the_start(

@@ -41,7 +41,7 @@ def to_array(values: Any, *, where: str) -> NDArray[Any]:
         if array.dtype.kind == "O":  # columns of whole numbers with missing values
             return array.astype(np.float64)
     except (TypeError, ValueError):
-        raise RankfallError(f"{where}: found values that are no numbers, expected numbers") from None
+        raise RankfallError(f"{where}: found values that are not numbers, expected numbers") from None
     raise RankfallError(f"{where}: found {array.dtype}, expected numbers")
 
 

@@ -83,7 +83,7 @@ BAD_ROWS: dict[tuple[str, str], list[dict[str, str]]] = {
     ("time", "found other values"): [{"time": "soon"}],
     ("stage", "found an unknown stage"): [{"stage": "rankd"}, {"stage": ""}],
     ("rank", "found other values"): [{"rank": "first"}],
-    ("rank", "found another number"): [{"rank": "-2"}] * 2,
+    ("rank", "not a place"): [{"rank": "-2"}] * 2,
     ("page", "found other values"): [{"page": "p1"}],
     ("page", "found a negative number"): [{"page": "-1"}],
     ("price", "found other values"): [{"price": "cheap"}, {"price": "1.5 EUR"}],
@@ -319,7 +319,7 @@ def test_lists_of_different_lengths_drop_their_requests(tmp_path: Path) -> None:
     log = write(tmp_path / "log.csv", clean_rows(4))
     numbers = counted(check_rows([log], spec, requests=tmp_path / "requests.parquet"))
     assert numbers == {
-        ("error", "b", "found another number of events than in 'a' (sequences.past)"): 1,
+        ("error", "b", "not as many events as 'a' has (sequences.past)"): 1,
         ("error", "request", "found an id whose row in the table of requests is wrong"): 4,
     }
     found = prepare_rows([log], tmp_path / "out", spec, requests=tmp_path / "requests.parquet", skip_bad=5)

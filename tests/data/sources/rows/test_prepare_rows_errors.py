@@ -136,7 +136,7 @@ WRONG_ROWS: dict[str, tuple[str, str]] = {
     "empty file": ("", "log.csv is damaged.*Empty CSV file"),
     "no rows": (LOG.splitlines()[0] + "\n", "log.csv: found no rows"),
     "column twice": (replaced("page", "price"), "log.csv: the column 'price' occurs twice"),
-    "not a log": ("\x00\x01\x02\xff", "log.csv is damaged, truncated or not of the type of its suffix"),
+    "not a log": ("\x00\x01\x02\xff", "log.csv cannot be read as a file of its suffix"),
     "another log": (
         "a,b\n1,2\n",
         "log.csv: found no column 'request'.*; the columns are a, b",

@@ -379,7 +379,7 @@ def _features(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
 def _numbers(values: pl.Series, feature: Dense) -> Iterator[BadRows]:
     if feature.size > 1:
         wrong = (values.list.len() != feature.size).fill_null(False)
-        yield BadRows(values.name, f"found another number of values, expected lists of {feature.size}", wrong, values)
+        yield BadRows(values.name, f"wrong number of values, expected lists of {feature.size}", wrong, values)
         finite = values.list.eval(pl.element().is_finite().fill_null(False)).list.all()
         missing = ~finite.fill_null(False) & ~wrong
     else:
@@ -409,7 +409,7 @@ def check_sequences(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
             yield from _negative(rows[column], lists, spec.features.item[feature_name])
         for column, length in list(lengths.items())[1:]:
             first = next(iter(lengths))
-            problem = f"found another number of events than in {first!r} (sequences.{name})"
+            problem = f"not as many events as {first!r} has (sequences.{name})"
             yield BadRows(column, problem, length != lengths[first], length)
 
 

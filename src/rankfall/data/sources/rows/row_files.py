@@ -601,7 +601,7 @@ def _naming_file(file: RowFile) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException, UnicodeError, OSError) as error:
-        raise RankfallError(f"{file} is damaged, truncated or not of the type of its suffix ({error})") from None
+        raise RankfallError(f"{file} cannot be read as a file of its suffix: {error}") from None
 
 
 LOG = "_delta_log"
