@@ -324,7 +324,7 @@ def bad_places(rows: pl.DataFrame, columns: Iterable[str | None]) -> Iterator[Ba
     for column in dict.fromkeys(columns):
         if column is not None and column in rows.columns:
             places = rows[column].cast(pl.Int64).fill_null(-1)
-            problem = "not a place: expected a whole number from 0 on, or -1 for none"
+            problem = "not a place, expected a whole number from 0 on, or -1 for none"
             yield BadRows(column, problem, (places < -1) | (places >= 2**31), rows[column])
 
 
@@ -358,7 +358,7 @@ def bad_inclusions(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
     if spec.inclusion is not None and spec.inclusion in rows.columns:
         values = rows[spec.inclusion].cast(pl.Float64).fill_null(1)
         bad = ~((values > 0) & (values <= 1)) | values.is_nan()
-        problem = "not a probability: expected a number above 0 and at most 1"
+        problem = "not a probability, expected a number above 0 and at most 1"
         yield BadRows(spec.inclusion, problem, bad, rows[spec.inclusion])
 
 

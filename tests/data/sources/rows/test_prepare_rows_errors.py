@@ -131,9 +131,9 @@ WRONG_ROWS: dict[str, tuple[str, str]] = {
         replaced(ROW, "1,1000,7,11,matched,,4,1,0\n"),
         "request 1 has .* more than one value of 'page'",
     ),
-    "short row": (replaced(ROW, "1,1000,7,11,matched\n"), "log.csv is damaged.*Expected 9 columns, got 5"),
-    "cut off": (LOG[:-12], "log.csv is damaged.*Expected 9 columns, got"),
-    "empty file": ("", "log.csv is damaged.*Empty CSV file"),
+    "short row": (replaced(ROW, "1,1000,7,11,matched\n"), "log.csv cannot be read.*Expected 9 columns, got 5"),
+    "cut off": (LOG[:-12], "log.csv cannot be read.*Expected 9 columns, got"),
+    "empty file": ("", "log.csv cannot be read.*Empty CSV file"),
     "no rows": (LOG.splitlines()[0] + "\n", "log.csv: found no rows"),
     "column twice": (replaced("page", "price"), "log.csv: the column 'price' occurs twice"),
     "not a log": ("\x00\x01\x02\xff", "log.csv cannot be read as a file of its suffix"),
@@ -229,10 +229,10 @@ def too_many_fit_days(folder: Path) -> Arguments:
 
 
 WRONG_FILES: list[tuple[Callable[[Path], Arguments], str]] = [
-    (cut_parquet, "a.parquet is damaged, truncated"),
-    (cut_arrow, "a.arrow is damaged, truncated"),
-    (cut_gzip, "a.csv.gz is damaged, truncated"),
-    (damaged_inside, "a.parquet is damaged, truncated"),
+    (cut_parquet, "a.parquet cannot be read"),
+    (cut_arrow, "a.arrow cannot be read"),
+    (cut_gzip, "a.csv.gz cannot be read"),
+    (damaged_inside, "a.parquet cannot be read"),
     (column_in_one_file, "b.parquet: found no column 'price'"),
     (strange_type, "a.parquet: column 'price': found Struct"),
     (lists_for_numbers, "column 'clicked': found List"),
