@@ -163,6 +163,14 @@ def test_every_key_of_configurations_is_in_the_reference(site: Path) -> None:
             assert f"<code>{key}</code>" in page, key
 
 
+def test_every_key_of_configurations_has_a_description() -> None:
+    for title, model in config_keys.models().items():
+        schema = model.model_json_schema()
+        for section in (schema, *schema.get("$defs", {}).values()):
+            for key, about in section.get("properties", {}).items():
+                assert about.keys() & {"description", "$ref", "const"}, (title, section["title"], key)
+
+
 def test_numbers_of_methods_are_those_of_the_results(site: Path) -> None:
     """A row that a page of a method shows is a row of the page that it names."""
     row = "| LCRON, DFTopK | | | .8628±.0040 | | .8529±.0010 |"

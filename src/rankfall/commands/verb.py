@@ -123,6 +123,7 @@ def verb(
         texts = _described(text.replace("\n\nOptions:\n", "\n\nArgs:\n"))
         of_function, spelled = _parameters(function, terminal, texts) if function else ({}, {})
         of_body, _ = _parameters(body, terminal, texts)
+        assert texts.keys() <= of_function.keys() | of_body.keys(), f"{body.__name__}: a text of no option"
         negated = [
             name
             for one in filter(None, (function, body))

@@ -39,7 +39,7 @@ from rankfall.encoding import FIRST_KNOWN
 from rankfall.storage import manifests
 from rankfall.storage.disk import exchange, rename, sync
 from rankfall.storage.files import checksum, locked, open_regular, read_json_file, scratch_directory
-from rankfall.storage.manifests import MANIFEST, SEAL, once, verifies
+from rankfall.storage.manifests import MANIFEST, SEAL, once, verifies, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -616,7 +616,7 @@ class LogAppender:
         manifest |= {**self._days(days), "items": written, "about": dict(about)}
         if encoding is not None:
             manifest |= {VOCABULARIES: vocabularies, "features": encoding.features.to_json()}
-        manifests.write_manifest(path / MANIFEST, manifest | dict(extra))
+        write_manifest(path / MANIFEST, manifest | dict(extra))
 
     def _vocabulary(self, table: str) -> Path:
         return self.log.path / VOCABULARIES / f"{table}.arrow"
@@ -634,7 +634,7 @@ class LogAppender:
         reopened = {} if self.reopened is None else {REOPENED: {self.reopened: days[self.reopened]["sha256"]}}
         both = {table: [checksum(self._vocabulary(table)), found] for table, found in grown.items()}
         growing = {GROWING: both} if both else {}
-        manifests.write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
+        write_manifest(self.log.path / MANIFEST, manifest | {"items": now, **reopened, **growing})
 
     def _days(self, new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the entries of the manifest about days: their checksums in the order of time, and their size."""
