@@ -174,13 +174,39 @@ class DayRows:
         named = events.with_columns(pl.col("item").alias(_ITEM))
         found = named.join(keys, on=[_PLACE, _ITEM], how="left", maintain_order="left")
         found = self._usable(found.with_columns(pl.col(_ROW).cast(pl.Int64)))
-        self._write_rows(rows, place, samples, columns, self._feedback(found, len(rows)))
         self._counts.items += len(rows)
         self._counts.models.update(dict(samples["model"].value_counts().rows()))
         of_rows = found.filter(pl.col(_ROW).is_not_null())
         is_used = of_rows["kind"].is_in(self._kinds)
         self._counts.events += int(is_used.sum())
         self._counts.unused_events.update(dict(of_rows.filter(~is_used)["kind"].value_counts().rows()))
+        spec, layout = self._spec, self.layout
+        self._items.check(rows["item"])
+        answered = rows["stage"] == len(spec.stages) - 1
+        made: dict[str, Any] = {
+            spec.request: samples["request"].gather(place),
+            spec.item: rows["item"],
+            **self._feedback(found, len(rows)),
+        }
+        if spec.stage is not None:
+            names = pl.Series(spec.stage_names, dtype=pl.String)
+            made[spec.stage] = rows["stage"] if layout.stage_kind == pl.Int64 else names.gather(rows["stage"])
+        for depth, stage in enumerate(spec.stages):
+            if stage.flag is not None:
+                made[stage.flag] = (rows["stage"] >= depth).cast(pl.Int64)
+        if spec.rank is not None:
+            made[spec.rank] = rows["rank"]
+        if spec.position is not None:
+            made[spec.position] = pl.select(pl.when(answered).then(rows["rank"])).to_series()
+        if spec.inclusion is not None:
+            made[spec.inclusion] = rows["inclusion"]
+        of_items = self._items.columns(rows["item"], layout.item_columns)
+        made |= dict(zip(layout.item_columns, of_items, strict=True))
+        made |= {name: columns[name].gather(place) for name in self._of("log")}
+        self._write("log", pl.DataFrame({name: values.alias(name) for name, values in made.items()}))
+        if of_requests := self._of("requests"):
+            of_log = {spec.request: samples["request"], **{name: columns[name] for name in of_requests}}
+            self._write("requests", pl.DataFrame(of_log))
         self._number += 1
 
     def _unfit(self, samples: pl.DataFrame) -> Reasons:
@@ -294,42 +320,6 @@ class DayRows:
             self._counts.capped += int((within != values).sum())
             sums[kind] = pl.Series(kind, within)
         return sums
-
-    def _write_rows(
-        self,
-        rows: pl.DataFrame,
-        place: Integers,
-        samples: pl.DataFrame,
-        columns: dict[str, pl.Series],
-        feedback: dict[str, pl.Series],
-    ) -> None:
-        spec, layout = self._spec, self.layout
-        self._items.check(rows["item"])
-        answered = rows["stage"] == len(spec.stages) - 1
-        made: dict[str, Any] = {
-            spec.request: samples["request"].gather(place),
-            spec.item: rows["item"],
-            **feedback,
-        }
-        if spec.stage is not None:
-            names = pl.Series(spec.stage_names, dtype=pl.String)
-            made[spec.stage] = rows["stage"] if layout.stage_kind == pl.Int64 else names.gather(rows["stage"])
-        for depth, stage in enumerate(spec.stages):
-            if stage.flag is not None:
-                made[stage.flag] = (rows["stage"] >= depth).cast(pl.Int64)
-        if spec.rank is not None:
-            made[spec.rank] = rows["rank"]
-        if spec.position is not None:
-            made[spec.position] = pl.select(pl.when(answered).then(rows["rank"])).to_series()
-        if spec.inclusion is not None:
-            made[spec.inclusion] = rows["inclusion"]
-        of_items = self._items.columns(rows["item"], layout.item_columns)
-        made |= dict(zip(layout.item_columns, of_items, strict=True))
-        made |= {name: columns[name].gather(place) for name in self._of("log")}
-        self._write("log", pl.DataFrame({name: values.alias(name) for name, values in made.items()}))
-        if of_requests := self._of("requests"):
-            named = {spec.request: samples["request"], **{name: columns[name] for name in of_requests}}
-            self._write("requests", pl.DataFrame(named))
 
     def _of(self, origin: str) -> list[str]:
         names = [column.name for column in self.layout.requests if column.origin == origin]
@@ -460,7 +450,20 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
         for name, feature in spec.features.item.items()
         if (column := column_of(spec, name, feature)) != spec.item
     }
-    _check_tables(spec, types, given, places, columns)
+    for column in places:
+        if given["items"] is None:
+            raise RankfallError(
+                f"items: missing, expected a table of items with the column {column!r} of the description"
+            )
+        if column not in columns["items"]:
+            raise RankfallError(
+                f"items: {given['items']} has no column {column!r}, which the description names; it has "
+                f"{', '.join(columns['items'])}"
+            )
+    if places and spec.item not in columns["items"]:
+        raise RankfallError(f"items: {given['items']} has no column {spec.item!r}, the ids of items")
+    if given["users"] is None and types is not None and any(place == "users" for place, _ in types):
+        raise RankfallError("users: missing, expected a table of users as the one that the log was prepared with")
     used: set[Origin] = {use for use in origins.used if use in given}
     return RowLayout(
         spec,
@@ -497,27 +500,3 @@ class _Origins:
     def kind(self, place: Origin, column: str) -> pl.DataType | None:
         """Return the type of a column, None if it is not decided yet."""
         return None if self._types is None else self._types.get((place, column))
-
-
-def _check_tables(
-    spec: Spec,
-    types: Types | None,
-    given: dict[Origin, Path | None],
-    places: dict[str, Origin],
-    columns: dict[Origin, list[str]],
-) -> None:
-    """Check that there are the tables that have the columns of items and users."""
-    for column in places:
-        if given["items"] is None:
-            raise RankfallError(
-                f"items: missing, expected a table of items with the column {column!r} of the description"
-            )
-        if column not in columns["items"]:
-            raise RankfallError(
-                f"items: {given['items']} has no column {column!r}, which the description names; it has "
-                f"{', '.join(columns['items'])}"
-            )
-    if places and spec.item not in columns["items"]:
-        raise RankfallError(f"items: {given['items']} has no column {spec.item!r}, the ids of items")
-    if given["users"] is None and types is not None and any(place == "users" for place, _ in types):
-        raise RankfallError("users: missing, expected a table of users as the one that the log was prepared with")

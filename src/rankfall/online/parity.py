@@ -160,19 +160,15 @@ class ParityCheck:
                 bodies = [parse_json(self._chosen[name][2]) for name in names]
                 for name, (key, why) in comparison.compare(impressions.take(part), bodies).items():
                     self._found_some = True
-                    self.different[name] = (PARITY if self._is_ours(key) else CLIENT_PARITY), why
+                    group, _, rest = key.partition(".")
+                    # whether the log has a feature from the body of the request, or from the table of items
+                    is_ours = group == "item" or key in self._from_body
+                    if group == "sequence":
+                        is_ours = rest.partition(".")[0] not in self._own_sequences
+                    self.different[name] = (PARITY if is_ours else CLIENT_PARITY), why
                 self._open.difference_update(names)
         if self._found_some and not self._open:
             raise DifferenceError("requests differ")
-
-    def _is_ours(self, key: str) -> bool:
-        """Whether the log has a feature from the body of the request, or from the table of items."""
-        group, _, rest = key.partition(".")
-        return (
-            rest.partition(".")[0] not in self._own_sequences
-            if group == "sequence"
-            else (group == "item" or key in self._from_body)
-        )
 
 
 def _scored(bundle: Bundle, part: pl.DataFrame) -> Iterator[tuple[dict[str, Any], Mapping[str, Sequence[float]] | str]]:

@@ -105,8 +105,9 @@ class BodyColumns:
             if column.fields:
                 kind = column.kind or self._kind_of(samples, column.fields)
                 columns[column.name] = self._feature(replace(column, kind=kind), parsed, refused)
-            elif self._layout.spec.time is not None and column.name == self._layout.spec.time.column:
-                columns[column.name] = _times(time, column, self._layout.spec)
+            elif (of_log := self._layout.spec.time) is not None and column.name == of_log.column:
+                as_numbers = column.kind == pl.Int64 if column.kind is not None else of_log.unit is not None
+                columns[column.name] = _in_unit(time, of_log.unit) if as_numbers else time.cast(TIME)
             else:
                 local = time.dt.convert_time_zone(self._layout.spec.zone)
                 columns[column.name] = local.dt.strftime("%Y-%m-%d")
@@ -329,13 +330,6 @@ def _ids(feature: Categorical, kind: pl.DataType | None, values: list[Any]) -> p
         position = int(is_long.arg_max() or 0)
         raise bad_value(position, values[position], f"text of at most {ITEM_LENGTH:,} characters")
     return found
-
-
-def _times(time: pl.Series, column: RequestColumn, spec: Spec) -> pl.Series:
-    """Return the times of requests as the log has them."""
-    assert spec.time is not None
-    as_numbers = column.kind == pl.Int64 if column.kind is not None else spec.time.unit is not None
-    return _in_unit(time, spec.time.unit) if as_numbers else time.cast(TIME)
 
 
 def _in_unit(times: pl.Series, unit: str | None) -> pl.Series:

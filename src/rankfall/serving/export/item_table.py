@@ -233,33 +233,26 @@ def load_items(
     else:
         ids, values = _encode_columns(source, log, wanted, where)
     lookup = Lookup.of(plain_values(_one_array(ids)), name=f"items: {where}")
-    if path is not None:
-        _check_same_ids(lookup, values, log, wanted, where)
+    if path is not None:  # its encoded ids must be those of the log: a file does not store what its ids mean
+        _, known_ids = ids_of(log)
+        rows = lookup.find(known_ids) if lookup.values.type == known_ids.type else np.full(len(known_ids), NOWHERE)
+        both = rows != NOWHERE
+        for feature in wanted:
+            config = log.spec.features.item[feature.name]
+            if not both.any() or not isinstance(config, Categorical):
+                continue  # numbers may have been updated
+            name = f"item.{feature.name}"
+            here, there = values[name][rows[both]], log.items()[name].to_numpy()[both]
+            differs = (here != there) & (np.minimum(here, there) >= FIRST_KNOWN)
+            # the ids of the items themselves cannot change, those of their features can for some items
+            allowed = 0 if column_of(log.spec, feature.name, config) == log.spec.item else _CHANGED
+            if differs.mean() > allowed:
+                raise RankfallError(
+                    f"items: {where}: {name} has other ids than the log of the training run for {differs.mean():.0%} "
+                    "of the items that both have, so it was prepared differently. Give a file with raw columns"
+                )
     notes = [note for feature in wanted if (note := _limit_to_model(values, feature, where))]
     return ItemTable(lookup, values, notes, display_columns(source, log, display, where))
-
-
-def _check_same_ids(
-    lookup: Lookup, values: Mapping[str, NDArray[Any]], log: ImpressionLog, wanted: Iterable[Feature], where: Path
-) -> None:
-    """Refuse encoded ids that differ from the log's for items in both: a file does not store what its ids mean."""
-    _, ids = ids_of(log)
-    rows = lookup.find(ids) if lookup.values.type == ids.type else np.full(len(ids), NOWHERE)
-    both = rows != NOWHERE
-    for feature in wanted:
-        config = log.spec.features.item[feature.name]
-        if not both.any() or not isinstance(config, Categorical):
-            continue  # numbers may have been updated
-        name = f"item.{feature.name}"
-        here, there = values[name][rows[both]], log.items()[name].to_numpy()[both]
-        differs = (here != there) & (np.minimum(here, there) >= FIRST_KNOWN)
-        # the ids of the items themselves cannot change, those of their features can for some items
-        allowed = 0 if column_of(log.spec, feature.name, config) == log.spec.item else _CHANGED
-        if differs.mean() > allowed:
-            raise RankfallError(
-                f"items: {where}: {name} has other ids than the log of the training run for {differs.mean():.0%} of "
-                "the items that both have, so it was prepared differently. Give a file with raw columns"
-            )
 
 
 def ids_of(log: ImpressionLog) -> tuple[NDArray[np.int32], pa.Array]:
