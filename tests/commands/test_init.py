@@ -8,7 +8,7 @@ import random
 import runpy
 import shlex
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -396,6 +396,21 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
     assert roles(path)["time"] == "time"
     draft = draft_files([path], tmp_path)
     assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
+
+
+def test_times_in_several_zones_are_instants(tmp_path: Path) -> None:
+    """Rows of a request have the same time in three zones; one request has two times."""
+    rows, _ = catalogue_log()
+    for place, row in enumerate(rows):
+        time = datetime.fromisoformat(row["time"] + "+00:00") + timedelta(seconds=place == 83)
+        row["time"] = time.astimezone(timezone(timedelta(hours=(0, 1, -5)[place % 3]))).isoformat()
+    draft = draft_files([write_csv(tmp_path / "log.csv", rows)], tmp_path)
+    assert draft.guesses is not None
+    assert draft.guesses.one("time") == "time"
+    assert [check for check in draft.checks if "several values" in check] == [
+        "time has several values in 1.11% of the requests, which prepare refuses: "  # 1 of 90
+        "prepare --check lists them, and --skip-bad drops them"
+    ]
 
 
 def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
