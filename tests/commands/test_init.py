@@ -457,6 +457,26 @@ def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_pa
     assert (data["negatives"], data["length"]) == (20, "all")
 
 
+def test_numbers_of_rows_are_not_used(tmp_path: Path) -> None:
+    """They begin at any number, in any order, have gaps, and a few rows are repeated."""
+    rows, _ = catalogue_log()
+    order = random_values.sample(range(len(rows)), len(rows))
+    for place, row in enumerate(rows):
+        row["count"] = 5_000 + place
+        row["shuffled"] = order[place]
+        row["row_id"] = 1_000_000 * order[place]
+        row["distance"] = random_values.randrange(50_000)  # differs in nearly every row, too
+    path = write_csv(tmp_path / "log.csv", [*rows, *rows[40:44]])
+    guesses = draft_files([path], tmp_path).guesses
+    assert guesses is not None
+    assert {name for name, guess in guesses.of.items() if guess.why == "numbers the rows"} == {
+        "count",
+        "shuffled",
+        "row_id",
+    }
+    assert guesses.of["distance"].role == "item_feature"
+
+
 def test_what_was_shown_is_no_feature_and_a_counter_is_one(tmp_path: Path) -> None:
     """The names are Dutch, which no word list has: only shown items have a place, and only these are clicked."""
     rows: list[dict[str, Any]] = []

@@ -28,6 +28,7 @@ def _words(text: str) -> set[str]:
 
 
 ID = _words("id ids nr no num number nummer key code uuid guid hash kennung ident")
+ROW = _words("row line zeile ligne fila unnamed")
 MOMENT = _words(
     "time timestamp ts date datetime datum zeit zeitpunkt zeitstempel uhrzeit at when created epoch hora fecha heure "
     "horodatage tijd ms utc"

@@ -21,6 +21,7 @@ from rankfall.data.sources.draft.column_facts import (
     MOMENT,
     POSITION,
     RANK,
+    ROW,
     SCORE,
     SEQUENCE,
     SHOWN,
@@ -51,16 +52,18 @@ def ignore_empty_columns(seen: Evidence) -> None:
             seen.set(facts.name, "ignore", "high", "no values")
         elif facts.kind == "other":
             seen.set(facts.name, "ignore", "high", f"type {seen.frame[facts.name].dtype} cannot be used")
-        elif facts.kind == "whole" and not facts.missing and _counts_up(seen.frame[facts.name]):
-            if facts.name.startswith("Unnamed") or facts.low in (0, 1):
-                seen.set(facts.name, "ignore", "high", "numbers the rows")
+        elif facts.kind == "whole" and not facts.missing and _numbers_rows(facts, seen.frame[facts.name]):
+            seen.set(facts.name, "ignore", "high", "numbers the rows")
         elif facts.distinct == 1 and not facts.missing and not may_be_single:
             seen.set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
 
 
-def _counts_up(values: pl.Series) -> bool:
-    steps = values.cast(pl.Int64).diff().drop_nulls()
-    return len(values) >= 3 and values.n_unique() == len(values) and share(steps == 1) > 0.99
+def _numbers_rows(facts: ColumnFacts, values: pl.Series) -> bool:
+    """Return whether whole numbers count the rows, in any order, or differ in nearly every row and have that name."""
+    if len(values) < 3 or facts.distinct < CONSTANT * len(values) or key_match(facts.name, "item") == 3:
+        return False
+    counts_up = share(values.cast(pl.Float64).diff().drop_nulls() == 1) > 0.9
+    return counts_up or facts.high - facts.low < 1.2 * len(values) or bool(facts.terms & (ID | ROW))
 
 
 def _moments(seen: Evidence) -> list[ColumnFacts]:
