@@ -8,7 +8,7 @@ import random
 import runpy
 import shlex
 from collections import Counter
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -431,6 +431,40 @@ def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
     assert run("init", "log") == 0
     assert run(*capsys.readouterr().out.partition("next:\n")[2].splitlines()[0].split()[1:]) == 0
     assert load_config(tmp_path / "config.yaml").data.path == "prepared"
+
+
+@pytest.mark.parametrize("zoned", [False, True])
+def test_counters_are_features_of_the_item_and_a_flag_is_the_label(tmp_path: Path, zoned: bool) -> None:
+    """Counters of all days, and of each day in UTC or elsewhere; one includes the click of its own row."""
+    rows: list[dict[str, Any]] = []
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in ("ever", "utc", "tokyo")}
+    for number, time, user in shop(300, 6):
+        days = {"ever": "", "utc": f"{time:%d}", "tokyo": f"{time + timedelta(hours=9):%d}"}
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 10)):
+            keys = {name: (product, day) for name, day in days.items()}
+            clicked = int(place < 5 and random_values.random() < 0.5)
+            zone = timezone(timedelta(hours=(0, 1, -5)[place % 3] if zoned else 0))
+            rows.append(
+                {
+                    "request": number,
+                    "ts": time.replace(tzinfo=UTC).astimezone(zone).isoformat(),
+                    "user": user,
+                    "item": product,
+                    "views_so_far": 3 * counts["ever"][keys["ever"]],
+                    "clicks": counts["ever"][keys["ever"]],
+                    "clicks_today": counts["utc"][keys["utc"]],
+                    "klicks_rank": counts["tokyo"][keys["tokyo"]],
+                    "with_own": counts["ever"][keys["ever"]] + clicked,
+                    "clicked": clicked,
+                    "bought_units": clicked * random_values.randrange(4),
+                }
+            )
+            for name, key in keys.items():
+                counts[name][key] += clicked
+    found = roles(write_csv(tmp_path / "log.csv", rows))
+    counters = ("views_so_far", "clicks", "clicks_today", "klicks_rank")
+    assert {name: found[name] for name in counters} == dict.fromkeys(counters, "item_feature")
+    assert (found["clicked"], found["bought_units"], found["with_own"]) == ("label", "feedback", "ignore")
 
 
 def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ SHOWN = _words("shown show realshow displayed exposed exposure angezeigt gezeigt
 VIEW = _words("view viewed watched played")
 HISTORIC = _words(
     "count cnt num avg mean rate ctr total sum anzahl ratio share days past last prev previous hist history prob pred "
-    "predicted score"
+    "predicted score far today"
 )
 STAGE = _words("stage stufe phase depth funnel layer etape tiefe event action step status")
 RANK = _words("rank rang ranking order ord idx index platz")
