@@ -8,7 +8,7 @@ import random
 import runpy
 import shlex
 from collections import Counter
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -398,6 +398,21 @@ def test_times_may_have_a_few_words_among_them(tmp_path: Path) -> None:
     assert any("time has texts among its times ('unknown'), which prepare refuses" in check for check in draft.checks)
 
 
+def test_times_in_several_zones_are_instants(tmp_path: Path) -> None:
+    """Rows of a request have the same time in three zones; one request has two times."""
+    rows, _ = catalogue_log()
+    for place, row in enumerate(rows):
+        time = datetime.fromisoformat(row["time"] + "+00:00") + timedelta(seconds=place == 83)
+        row["time"] = time.astimezone(timezone(timedelta(hours=(0, 1, -5)[place % 3]))).isoformat()
+    draft = draft_files([write_csv(tmp_path / "log.csv", rows)], tmp_path)
+    assert draft.guesses is not None
+    assert draft.guesses.one("time") == "time"
+    assert [check for check in draft.checks if "several values" in check] == [
+        "time has several values in 1.11% of the requests, which prepare refuses: "  # 1 of 90
+        "prepare --check lists them, and --skip-bad drops them"
+    ]
+
+
 def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -416,6 +431,40 @@ def test_a_log_with_a_counter_of_clicks_in_a_directory_named_log(
     assert run("init", "log") == 0
     assert run(*capsys.readouterr().out.partition("next:\n")[2].splitlines()[0].split()[1:]) == 0
     assert load_config(tmp_path / "config.yaml").data.path == "prepared"
+
+
+@pytest.mark.parametrize("zoned", [False, True])
+def test_counters_are_features_of_the_item_and_a_flag_is_the_label(tmp_path: Path, zoned: bool) -> None:
+    """Counters of all days, and of each day in UTC or elsewhere; one includes the click of its own row."""
+    rows: list[dict[str, Any]] = []
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in ("ever", "utc", "tokyo")}
+    for number, time, user in shop(300, 6):
+        days = {"ever": "", "utc": f"{time:%d}", "tokyo": f"{time + timedelta(hours=9):%d}"}
+        for place, product in enumerate(random_values.sample(list(PRODUCTS), 10)):
+            keys = {name: (product, day) for name, day in days.items()}
+            clicked = int(place < 5 and random_values.random() < 0.5)
+            zone = timezone(timedelta(hours=(0, 1, -5)[place % 3] if zoned else 0))
+            rows.append(
+                {
+                    "request": number,
+                    "ts": time.replace(tzinfo=UTC).astimezone(zone).isoformat(),
+                    "user": user,
+                    "item": product,
+                    "views_so_far": 3 * counts["ever"][keys["ever"]],
+                    "clicks": counts["ever"][keys["ever"]],
+                    "clicks_today": counts["utc"][keys["utc"]],
+                    "klicks_rank": counts["tokyo"][keys["tokyo"]],
+                    "with_own": counts["ever"][keys["ever"]] + clicked,
+                    "clicked": clicked,
+                    "bought_units": clicked * random_values.randrange(4),
+                }
+            )
+            for name, key in keys.items():
+                counts[name][key] += clicked
+    found = roles(write_csv(tmp_path / "log.csv", rows))
+    counters = ("views_so_far", "clicks", "clicks_today", "klicks_rank")
+    assert {name: found[name] for name in counters} == dict.fromkeys(counters, "item_feature")
+    assert (found["clicked"], found["bought_units"], found["with_own"]) == ("label", "feedback", "ignore")
 
 
 def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_path: Path) -> None:
@@ -440,6 +489,26 @@ def test_features_of_items_that_depend_on_the_request_get_no_random_items(tmp_pa
         del row["distance"], row["match"]
     data = yaml.safe_load(draft_files([write_csv(path, rows)], tmp_path).files["config.yaml"])["data"]
     assert (data["negatives"], data["length"]) == (20, "all")
+
+
+def test_numbers_of_rows_are_not_used(tmp_path: Path) -> None:
+    """They begin at any number, in any order, have gaps, and a few rows are repeated."""
+    rows, _ = catalogue_log()
+    order = random_values.sample(range(len(rows)), len(rows))
+    for place, row in enumerate(rows):
+        row["count"] = 5_000 + place
+        row["shuffled"] = order[place]
+        row["row_id"] = 1_000_000 * order[place]
+        row["distance"] = random_values.randrange(50_000)  # differs in nearly every row, too
+    path = write_csv(tmp_path / "log.csv", [*rows, *rows[40:44]])
+    guesses = draft_files([path], tmp_path).guesses
+    assert guesses is not None
+    assert {name for name, guess in guesses.of.items() if guess.why == "numbers the rows"} == {
+        "count",
+        "shuffled",
+        "row_id",
+    }
+    assert guesses.of["distance"].role == "item_feature"
 
 
 def test_what_was_shown_is_no_feature_and_a_counter_is_one(tmp_path: Path) -> None:

@@ -139,6 +139,25 @@ def contradictions() -> Iterator[tuple[str, str, list[Row]]]:
     yield "item", "found an item twice in a request", pairs[3]
 
 
+def test_contradicting_values_and_repeated_items_are_named(tmp_path: Path) -> None:
+    rows = [changed(row, page="6") for request in contradictions() for row in request[2]]
+    rows[0:4] = [changed(row, user=user) for row, user in zip(rows, ["", "", "3", "4"], strict=False)]
+    rows[7] = changed(rows[7], page="8")
+    rows[11] = changed(rows[11], time=str(START + 86_401))
+    found = {
+        (problem.column, place.row, place.request): place.found
+        for problem in check_rows([write(tmp_path / "log.csv", rows)], SPEC).errors
+        for place in problem.places
+        if "day" not in problem.problem
+    }
+    assert found == {
+        ("user", 3, "2000"): "nothing and 3",
+        ("page", 8, "2001"): "6 and 8",
+        ("time", 12, "2002"): "2024-01-13 00:00:00+00:00 and 2024-01-14 00:00:01+00:00",
+        ("item", 16, "2003"): rows[12][3],
+    }
+
+
 @pytest.mark.parametrize("portion_bytes", [2**26, 500])
 def test_skip_bad_gives_the_log_of_the_clean_rows(tmp_path: Path, portion_bytes: int) -> None:
     """Bad rows, requests that contradict themselves and repeated rows, between the good ones, in two files."""

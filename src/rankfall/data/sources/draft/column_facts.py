@@ -28,6 +28,7 @@ def _words(text: str) -> set[str]:
 
 
 ID = _words("id ids nr no num number nummer key code uuid guid hash kennung ident")
+ROW = _words("row line zeile ligne fila unnamed")
 MOMENT = _words(
     "time timestamp ts date datetime datum zeit zeitpunkt zeitstempel uhrzeit at when created epoch hora fecha heure "
     "horodatage tijd ms utc"
@@ -60,7 +61,7 @@ SHOWN = _words("shown show realshow displayed exposed exposure angezeigt gezeigt
 VIEW = _words("view viewed watched played")
 HISTORIC = _words(
     "count cnt num avg mean rate ctr total sum anzahl ratio share days past last prev previous hist history prob pred "
-    "predicted score"
+    "predicted score far today"
 )
 STAGE = _words("stage stufe phase depth funnel layer etape tiefe event action step status")
 RANK = _words("rank rang ranking order ord idx index platz")
@@ -481,7 +482,7 @@ def _batches(file: RowFile, on_invalid: OnInvalid) -> Iterator[pl.DataFrame]:
 
 
 def _typed(values: pl.Series) -> pl.Series:
-    """Give the strings of text files their type; whole numbers with missing values may be written as floats."""
+    """Give strings their type, times as instants; whole numbers with missing values may be written as floats."""
     if values.dtype == pl.String:
         kind = text_type(values, pl.Null(), {"number"})
         if kind == pl.Boolean():
@@ -495,7 +496,9 @@ def _typed(values: pl.Series) -> pl.Series:
         exact = values.is_null().any() and bool((whole.cast(pl.Float64) == values).all())
         return whole if exact else values
     if isinstance(values.dtype, pl.Categorical | pl.Enum):
-        return values.cast(pl.String)
+        values = values.cast(pl.String)
+    if values.dtype == pl.String and _are_times(values.drop_nulls()):
+        return parse_times(values, None, "UTC").dt.replace_time_zone(None)
     return values
 
 
@@ -510,11 +513,7 @@ def _mostly_numbers(values: pl.Series) -> pl.Series:
 
 def _other_texts(raw: pl.Series, typed: pl.Series) -> tuple[str, ...]:
     """Return some of the texts that are missing in a column of numbers, or are no times in a column of times."""
-    if raw.dtype != pl.String:
-        return ()
-    if typed.dtype == pl.String and _are_times(typed.drop_nulls()):
-        typed = parse_times(typed, None, "UTC")
-    elif not typed.dtype.is_numeric():
+    if raw.dtype != pl.String or not (typed.dtype.is_numeric() or typed.dtype.is_temporal()):
         return ()
     return tuple(raw.filter(typed.is_null() & raw.is_not_null()).unique(maintain_order=True).head(3).to_list())
 
@@ -553,7 +552,7 @@ def _kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:
         return "time", None, 0
     if kind != pl.String or present.head(20).str.contains(r"^\s*\{").all():  # JSON objects are text
         return "other", None, 0
-    return ("time", None, 0) if _are_times(present) else ("text", None, 0)
+    return "text", None, 0
 
 
 def _list_kind(present: pl.Series) -> tuple[Kind, Unit | None, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from rankfall.data.impressions.encoding import parse_times
 from rankfall.data.impressions.requests import above_zero
 from rankfall.data.sources.draft.column_facts import (
     CATEGORY,
@@ -21,6 +22,7 @@ from rankfall.data.sources.draft.column_facts import (
     MOMENT,
     POSITION,
     RANK,
+    ROW,
     SCORE,
     SEQUENCE,
     SHOWN,
@@ -51,16 +53,18 @@ def ignore_empty_columns(seen: Evidence) -> None:
             seen.set(facts.name, "ignore", "high", "no values")
         elif facts.kind == "other":
             seen.set(facts.name, "ignore", "high", f"type {seen.frame[facts.name].dtype} cannot be used")
-        elif facts.kind == "whole" and not facts.missing and _counts_up(seen.frame[facts.name]):
-            if facts.name.startswith("Unnamed") or facts.low in (0, 1):
-                seen.set(facts.name, "ignore", "high", "numbers the rows")
+        elif facts.kind == "whole" and not facts.missing and _numbers_rows(facts, seen.frame[facts.name]):
+            seen.set(facts.name, "ignore", "high", "numbers the rows")
         elif facts.distinct == 1 and not facts.missing and not may_be_single:
             seen.set(facts.name, "ignore", "high", f"always {facts.examples[0]}")
 
 
-def _counts_up(values: pl.Series) -> bool:
-    steps = values.cast(pl.Int64).diff().drop_nulls()
-    return len(values) >= 3 and values.n_unique() == len(values) and share(steps == 1) > 0.99
+def _numbers_rows(facts: ColumnFacts, values: pl.Series) -> bool:
+    """Return whether whole numbers count the rows, in any order, or differ in nearly every row and have that name."""
+    if len(values) < 3 or facts.distinct < CONSTANT * len(values) or key_match(facts.name, "item") == 3:
+        return False
+    counts_up = share(values.cast(pl.Float64).diff().drop_nulls() == 1) > 0.9
+    return counts_up or facts.high - facts.low < 1.2 * len(values) or bool(facts.terms & (ID | ROW))
 
 
 def _moments(seen: Evidence) -> list[ColumnFacts]:
@@ -223,7 +227,7 @@ def guess_user(seen: Evidence) -> None:
 
 MOST_STAGES = 12
 LEAST_FUNNEL_FLAGS = 2
-FALLS = 0.1  # of a running counter, which may begin anew, over its rises; feedback falls as often as it rises
+FALLS = 0.1  # of a running counter, between two restarts, over its rises; feedback falls as often as it rises
 LEAST_EXPECTED = 20  # relevant items that rows without a value would have if they had as many as the others
 
 
@@ -341,13 +345,14 @@ def guess_labels(seen: Evidence) -> None:
     item = seen.key("item")
     found = [facts for facts in seen.free() if _is_label(seen, facts)]
     if seen.column("label") is None and found:
-        # clicks first, then what is not merely shown, then the more frequent one
-        known = CLICK | {"label", "relevance", "target"}
+        # clicks first, then what is not merely shown, then flags rather than counts, then the more frequent one
+        grades = {"label", "relevance", "target"}
         chosen = max(
             found,
             key=lambda facts: (
-                bool(facts.terms & known),
+                bool(facts.terms & (CLICK | grades)),
                 not facts.terms & SHOWN,
+                facts.is_flag or bool(facts.terms & grades),
                 share(above_zero(seen.frame[facts.name])),
             ),
         )
@@ -388,17 +393,41 @@ def _is_label(seen: Evidence, facts: ColumnFacts) -> bool:
         return False
     if seen.is_constant(seen.key("request"), facts.name):
         return False
-    return facts.is_flag or not (seen.is_constant(seen.key("item"), facts.name) or _is_counter(seen, facts.name))
+    return facts.is_flag or not seen.is_constant(seen.key("item"), facts.name)
 
 
-def _is_counter(seen: Evidence, column: str) -> bool:
-    """Return whether a number hardly ever falls from one occurrence of an item to the next, as running counters do."""
-    item, time = seen.key("item"), seen.key("time", "day")
-    if not item or not time:
-        return False
-    steps = seen.frame.sort(time, maintain_order=True).select(pl.col(column).cast(pl.Float64).diff().over(item))
-    falls, rises = (int((sign * steps.to_series() > 0).sum()) for sign in (-1, 1))
-    return rises >= LEAST_EXPECTED and falls <= FALLS * rises
+def guess_counters(seen: Evidence) -> None:
+    """Set the role of running counters, whatever their names are: they are features of the item."""
+    item, request = seen.key("item"), seen.key("request")
+    for facts in seen.free():
+        if not facts.is_number or facts.is_flag or any(seen.is_constant(key, facts.name) for key in (item, request)):
+            continue
+        if facts.low >= 0 and _counter_steps(seen, facts.name) is not None:
+            seen.set(facts.name, "item_feature", "high", f"a counter: hardly ever falls for one {item}")
+
+
+def _counter_steps(seen: Evidence, column: str) -> pl.Series | None:
+    """Return how a running counter changes from one occurrence of an item to the next; None for other numbers.
+
+    It hardly ever falls, or only between two days, at whatever hour they begin. Changes at a restart are missing.
+    """
+    time, moment = seen.column("time"), seen.key("time", "day")
+    if not moment:
+        return None
+    when = seen.frame[moment]
+    if time is not None:
+        when = parse_times(when, seen.facts[time].unit, "UTC").dt.epoch("s")
+    frame = seen.frame.select(item=seen.key("item"), value=pl.col(column).cast(pl.Float64), when=when).with_row_index()
+    changes = (pl.col("value").diff(), pl.col("when").shift())
+    steps, before = frame.select(change.over("item", order_by=["when", "index"]) for change in changes)
+    starts = range(0, 86_400, 3_600) if time is not None else ()
+    same_day = [(when - start) // 86_400 == (before - start) // 86_400 for start in starts] or [when == before]
+    for same in [before.is_not_null(), *same_day]:
+        kept = steps.set(~same, None)
+        rises, falls = int((kept > 0).sum()), int((kept < 0).sum())
+        if rises >= LEAST_EXPECTED and falls <= FALLS * rises:
+            return kept
+    return None
 
 
 def _follows(seen: Evidence, facts: ColumnFacts, causes: Sequence[str]) -> bool:
@@ -426,15 +455,23 @@ def guess_places(seen: Evidence) -> None:
 
 
 def ignore_conditions(seen: Evidence) -> None:
-    """Leave out columns without which no item is relevant, such as whether it was shown, and where."""
+    """Leave out columns without which no item is relevant: whether it was shown, where, and counts of the request."""
     label, keys = seen.column("label"), (seen.key("request"), seen.key("item"))
     relevant = above_zero(seen.frame[label]) if label is not None else pl.Series([False] * len(seen.frame))
+
+    def is_condition(absent: pl.Series) -> bool:
+        return share(absent) * int(relevant.sum()) >= LEAST_EXPECTED and not bool((absent & relevant).any())
+
+    for name in seen.guesses.all("item_feature"):
+        steps = None if seen.found[name].confidence == "given" else _counter_steps(seen, name)
+        if steps is not None and is_condition(steps <= 0):
+            seen.set(name, "ignore", "medium", f"a counter, but {label} is above 0 only where it rises")
     for facts in seen.free():
         if not facts.is_number or any(seen.is_constant(key, facts.name) for key in keys):
             continue
         counts_from_0 = bool(facts.missing) or facts.low < 0  # a position; empty or negative for items that have none
         absent = ~above_zero(seen.frame[facts.name].cast(pl.Float64) + counts_from_0)
-        if share(absent) * int(relevant.sum()) >= LEAST_EXPECTED and not bool((absent & relevant).any()):
+        if is_condition(absent):
             why = f"{label} is above 0 only where it is {'known' if counts_from_0 else 'above 0'}"
             seen.set(facts.name, "ignore", "medium", why)
             seen.check(
@@ -547,6 +584,7 @@ def guess_roles(sample: Sample, given: Mapping[str, Role]) -> Guesses:
         check_request(seen)
         guess_user(seen)
         guess_stages(seen)
+        guess_counters(seen)
         guess_labels(seen)
         guess_places(seen)
         ignore_conditions(seen)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from rankfall.data.sources.rows.raw_log import Origin, RowBatch
     from rankfall.data.sources.rows.row_files import InvalidRow, RowFile
 
-_FILE, _PORTION, _CONTENT, _DEPTH = "\1file", "\1portion", "\1content", "\1depth"
+_FILE, _PORTION, _CONTENT, _DEPTH, _BOTH = "\1file", "\1portion", "\1content", "\1depth", "\1both"
 _BAD = "\1bad"
 _JOINED: tuple[Origin, ...] = ("requests", "items", "users")  # the table of requests may have the users
 _PORTION_BYTES = 2**26  # of files, for each portion of requests
@@ -286,7 +286,7 @@ class _RowCheck:
             rows = rows.with_columns(times.alias(TIME))
         bad = _report(batch._replace(rows=rows), [*problems, *check_rows(rows, spec)], found, raw)
         file = next(number for number, one in enumerate(raw.files["log"]) if one.path == batch.file.path)
-        # the check of requests needs keys, and hashes of the columns that a request has in common
+        # the check of requests needs keys, and the columns that a request has in common: hashes, and texts to be shown
         columns = {
             _FILE: pl.lit(file, pl.Int32),
             TIME: pl.col(TIME) if TIME in rows.columns else pl.lit(0, pl.Int64),
@@ -297,6 +297,7 @@ class _RowCheck:
         if spec.day is not None and spec.day in rows.columns:
             columns[DAY] = pl.col(spec.day).cast(pl.String)
         shared = {f"\1{name}": _hashed(rows, name) for name in _shared(raw)}
+        shared |= {f"\2{name}": _text(rows, name) for name in _shared(raw)}
         rank = [spec.rank] if spec.rank in rows.columns else []
         keys = rows.select(batch.numbers, *dict.fromkeys([spec.request, spec.item, *rank]), **columns, **shared)
         return keys.filter(~bad)
@@ -305,6 +306,12 @@ class _RowCheck:
 def _hashed(rows: pl.DataFrame, name: str) -> pl.Expr:
     value = pl.col(name).fill_nan(None) if rows[name].dtype.is_float() else pl.col(name)
     return value.hash(_SEED).alias(name)
+
+
+def _text(rows: pl.DataFrame, name: str) -> pl.Expr:
+    is_list = isinstance(rows[name].dtype, pl.List)
+    value = pl.col(name).cast(pl.List(pl.String)).list.join(", ") if is_list else pl.col(name).cast(pl.String)
+    return value.str.head(60)
 
 
 def _shared(raw: RawLog) -> list[str]:
@@ -443,7 +450,7 @@ class _RequestCheck:
         again_in_request = ~_is_first(rows, spec.request, spec.item)
         bad = self._several_values(rows, found) | _same_request(rows[spec.request], again_in_request)
         problem = "found an item twice in a request, with different values"
-        self._add(found, spec.item, problem, rows.filter(again_in_request), "request")
+        self._add(found, spec.item, problem, rows.filter(again_in_request), "request", spec.item)
         dropped = rows.filter(bad)
         found.requests += dropped[spec.request].n_unique()
         _drop(dropped, self.raw.files["log"], found)
@@ -452,7 +459,7 @@ class _RequestCheck:
             ranked = rows.filter(pl.col(spec.rank) >= 0)
             again = ranked.filter(~_is_first(ranked, spec.request, _DEPTH, spec.rank))
             problem = "found a rank twice in a stage of a request; such items count as equal"
-            self._add(found, spec.rank, problem, again, None)
+            self._add(found, spec.rank, problem, again, None, spec.rank)
         days = with_days(rows, spec) if spec.day is None else rows
         if DAY not in days.columns:
             return found, empty
@@ -462,28 +469,39 @@ class _RequestCheck:
     def _several_values(self, rows: pl.DataFrame, found: Findings) -> pl.Series:
         """Return the rows of requests with several times, days, users or values of the context."""
         spec = self.raw.spec
-        columns = {f"\1{name}": name for name in _shared(self.raw)}
+        columns = {f"\1{name}": (name, pl.col(f"\2{name}")) for name in _shared(self.raw)}  # and their texts
         if DAY in rows.columns:
-            columns |= {DAY: spec.day or ""}
+            columns |= {DAY: (spec.day or "", pl.col(DAY))}
         if spec.time is not None:
-            columns |= {TIME: spec.time.column}
+            times = pl.from_epoch(TIME, "ms").dt.replace_time_zone("UTC").dt.convert_time_zone(spec.zone)
+            columns |= {TIME: (spec.time.column, times.dt.strftime("%Y-%m-%d %H:%M:%S%.f%:z"))}
             if spec.day is None:
                 rows = with_days(rows, spec)
-                columns |= {DAY: spec.time.column}
+                columns |= {DAY: (spec.time.column, pl.col(DAY))}
         bad = pl.Series([False]).new_from_index(0, len(rows))
-        for column, name in columns.items():
+        for column, (name, value) in columns.items():
             first = pl.col(column).first().over(spec.request)
             differs = rows.select(pl.col(column).ne_missing(first)).to_series()
             if not differs.any():
                 continue
             of_request = _same_request(rows[spec.request], differs)
             problem = f"found more than one {'day' if column == DAY else 'value'} in the rows of a request"
-            self._add(found, name, problem, rows.filter(differs), "request")
+            text = value.fill_null("nothing")
+            both = pl.format("{} and {}", text.first().over(spec.request), text).alias(_BOTH)
+            self._add(found, name, problem, rows.with_columns(both).filter(differs), "request", _BOTH)
             bad = bad | of_request
         return bad
 
-    def _add(self, found: Findings, column: str, problem: str, rows: pl.DataFrame, dropped: Dropped | None) -> None:
-        """Report rows, or the requests of rows; nothing is dropped because of a warning."""
+    def _add(
+        self,
+        found: Findings,
+        column: str,
+        problem: str,
+        rows: pl.DataFrame,
+        dropped: Dropped | None,
+        shown: str | None = None,
+    ) -> None:
+        """Report rows, or the requests of rows, with a column to show; nothing is dropped because of a warning."""
         request = self.raw.spec.request
         if dropped == "request":
             rows = rows.unique(request, keep="first", maintain_order=True)
@@ -493,7 +511,7 @@ class _RequestCheck:
             Place(
                 str(self.raw.files["log"][row[_FILE]]),
                 row[ROW] + 1,
-                str(row[column]) if dropped is None else None,
+                None if shown is None else str(row[shown]),
                 str(row[request]),
             )
             for row in rows.head(3).iter_rows(named=True)
