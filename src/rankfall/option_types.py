@@ -40,6 +40,11 @@ LARGEST = 1e10
 """Largest absolute value of scores, labels and weights, and of what clients report and send as numbers. Products and
 sums of such values stay finite in float32."""
 
+MOST_DEVIATIONS = 1e4
+"""Largest distance from the mean of what clients send for a standardised feature, in standard deviations. Training
+survives such numbers in a tenth of all requests; the scores of attention and cross layers grow beyond `LARGEST` with
+much larger ones."""
+
 
 @dataclass(frozen=True)
 class OrName:

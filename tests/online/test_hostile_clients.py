@@ -144,17 +144,31 @@ def test_negative_values_cancel_nothing_unless_the_description_allows_them(
     assert [clicks_of(tmp_path / "new", sample) for sample in traffic.samples[:-1]] == [0.0] * len(TIMES)
 
 
-def test_numbers_are_bounded_as_the_log_scales_them(shop: Shop, traffic: Traffic, tmp_path: Path) -> None:
+@pytest.mark.parametrize("age", [1e12, 1e9])  # beyond 1e10, and beyond 1e4 standard deviations from the mean
+def test_numbers_are_bounded_as_the_log_scales_them(shop: Shop, traffic: Traffic, tmp_path: Path, age: float) -> None:
     """A bundle that scales them otherwise, or ignores them, accepts larger ones, which would end the training."""
-    given = with_body(traffic, 4, lambda body: body["user"].update(age=1e12))
+    given = with_body(traffic, 4, lambda body: body["user"].update(age=age))
     write_segments(tmp_path / "records", given)
-    for log in (copy_of(shop.directory, tmp_path / "log"), tmp_path / "new"):
-        report = join(shop, tmp_path / "records", log, parity=0).days[0]
-        assert report.apart_because == {
-            "request: value": ["request 's4': user.age: found 1000000000000.0, expected a smaller number"]
-        }
-        ages = ImpressionLog.load(log).days[FIRST_DAY].table()["user.age"].to_pylist()
-        assert max(map(abs, ages)) < 100
+    log = copy_of(shop.directory, tmp_path / "log")
+    scaling = ImpressionLog.load(log).manifest["about"]["scalings"]["user.age"]
+    ends = [scaling["mean"][0] + sign * 1e4 * scaling["deviation"][0] for sign in (-1, 1)]
+    for path, (low, high) in ((log, ends), (tmp_path / "new", (-1e10, 1e10))):
+        report = join(shop, tmp_path / "records", path, parity=0).days[0]
+        expected = f"request 's4': user.age: found {age}, expected a number from {low:g} to {high:g}"
+        assert report.apart_because == ({} if age < high else {"request: value": [expected]})
+        if age > high:
+            ages = ImpressionLog.load(path).days[FIRST_DAY].table()["user.age"].to_pylist()
+            assert max(map(abs, ages)) < 100
+
+
+@pytest.mark.service
+def test_the_service_refuses_numbers_that_the_log_sets_apart(shop: Shop) -> None:
+    with running(shop.bundle) as service, service.client() as client:
+        assert client.post("/rank", {"user": {"age": 1e3}, "k": 5}).code == 200
+        for age in (1e9, -1e9):
+            answer = client.post("/rank", {"user": {"age": age}, "k": 5})
+            assert answer.code in (400, 422)
+            assert f"user.age: found {age}, expected a number from -" in str(answer.json)
 
 
 def test_kinds_and_days_that_clients_choose_do_not_fill_the_reports(

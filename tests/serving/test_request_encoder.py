@@ -208,6 +208,33 @@ def test_invalid_values_are_refused(kind: str, bad: object) -> None:
     assert error.value.position == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "expected"),
+    [
+        ("number", -1e10, -1.1e10, "a number from -1e+10 to 1e+10"),
+        ("scaled", 40_003, 40_004, "a number from -39997 to 40003"),  # 1e4 deviations of 4 around 3
+        ("scaled", -39_997, -1e10, "a number from -39997 to 40003"),
+        ("indicator", 40_003, 40_004, "a number from -39997 to 40003"),
+        ("vector", [0, 1e10], [1, 1.1e10], "a number from -1e+10 to 1e+10 at place 2 of the list"),
+    ],
+)
+def test_numbers_beyond_the_limit_are_refused_and_the_limits_named(
+    kind: str, good: Any, bad: Any, expected: str
+) -> None:
+    assert np.isfinite(encoder(kind)([good, None] if kind != "number" else [good])).all()
+    with pytest.raises(BadValueError) as error:
+        encoder(kind)([good, bad])
+    assert str(error.value) == f"found {bad}, expected {expected}"
+
+
+def test_limits_are_those_before_the_logarithm_and_missing_values_have_none() -> None:
+    rule = DENSE | {"edges": None, "log1p": True, "missing": 5.0, "mean": [1.0], "deviation": [2e-4]}
+    encode = make_encoder(rule_from_json(rule, {})).encode
+    assert encode([1.0, None])[1] == 20_000
+    with pytest.raises(BadValueError, match=r"found -2, expected a number from -1\.71828 to 19\.0855"):
+        encode([-2])
+
+
 WHOLE = strategies.integers(-2, 20) | strategies.sampled_from([2**63, 2.0, 2.5, True, None, "7"])
 SOME = WHOLE | strategies.fixed_dictionaries({"id": strategies.integers(-1, 30)})
 

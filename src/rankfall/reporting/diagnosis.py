@@ -207,7 +207,7 @@ def _request_blocks(requests: Sequence[LostRequest]) -> Iterator[Block]:
     rows: list[Row] = []
     folded: list[Block] = []
     for one in requests:
-        ranks = ", ".join(f"{'> ' * item.at_least}{item.rank:,}" for item in one.lost)
+        ranks = ", ".join(f"{'at least ' * item.at_least}{item.rank:,}" for item in one.lost)
         rows.append([one.cause, words(one.request), f"{one.recall:.2f}", f"{one.lost_items} of {one.items}", ranks])
         title = (
             f"{one.cause}: request {one.request} on {one.day}, recall {one.recall:.2f}, {one.lost_items} of "
@@ -226,7 +226,7 @@ def _items_table(one: LostRequest) -> Table:
     """Return the lost items and those kept instead, with a column per attribute, which keeps rows low."""
 
     def rank(item: ShownItem) -> str:
-        text = f"{'> ' * item.at_least}{item.rank:,}"
+        text = f"{'at least ' * item.at_least}{item.rank:,}"
         return f"{text} of {one.quota:,}" if item.rank <= one.quota else text
 
     found = [("lost", item) for item in one.lost] + [("kept instead", item) for item in one.kept_instead]

@@ -32,7 +32,7 @@ from rankfall.encoding import (
     VocabularyIds,
     number_ids,
 )
-from rankfall.option_types import LARGEST
+from rankfall.option_types import LARGEST, MOST_DEVIATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -364,14 +364,34 @@ class NumberEncoder:
         self._expected = _expected_number(rule.size)
 
     def encode(self, values: Sequence[Any]) -> NDArray[np.float32]:
-        """Return the numbers that a model receives, which are at most `LARGEST` in absolute value."""
-        numbers = finite_numbers(values, self._expected, size=self._rule.size)
+        """Return the numbers that a model receives.
+
+        Given ones are at most `MOST_DEVIATIONS` in absolute value if they are standardised, and `LARGEST` otherwise.
+        """
+        rule, numbers = self._rule, finite_numbers(values, self._expected, size=self._rule.size)
         try:
             with np.errstate(over="ignore"):
-                encoded = self._rule.encode(numbers)
+                encoded = rule.encode(numbers)
         except BadValueError as error:
             raise bad_value(error.position, values[error.position], self._expected) from None
-        if not (within := np.abs(encoded) <= LARGEST).all():
-            position = int((~within).reshape(len(values), -1).any(axis=1).argmax())
-            raise bad_value(position, values[position], "a smaller number")
+        limit = LARGEST if rule.mean is None else MOST_DEVIATIONS
+        is_beyond = ~(np.abs(encoded) <= limit)
+        if is_beyond.any():  # without indicators and missing values
+            is_missing = rule.is_missing(numbers).reshape(len(numbers), -1)
+            is_beyond = is_beyond.reshape(len(numbers), -1)[:, : rule.size] & ~is_missing
+        if is_beyond.any():
+            position, place = np.argwhere(is_beyond)[0].tolist()
+            of = "" if rule.size == 1 else f" at place {place + 1} of the list"
+            raise bad_value(position, values[position], f"a number from {self._range(place, limit)}{of}")
         return encoded
+
+    def _range(self, place: int, limit: float) -> str:
+        """Return the accepted values of a number, before `log1p` and the scaling."""
+        rule, ends = self._rule, np.array([-limit, limit])
+        if rule.mean is not None and rule.deviation is not None:
+            ends = rule.mean[place] + ends * rule.deviation[place]
+        if rule.log1p:
+            with np.errstate(over="ignore"):
+                ends = np.copysign(np.expm1(np.abs(ends)), ends)
+        low, high = np.clip(ends, -sys.float_info.max, sys.float_info.max)
+        return f"{low:g} to {high:g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -238,6 +239,22 @@ def test_the_section_shows_every_part(diagnosis: Diagnosis) -> None:
     for text in ("Joint recall with perfect stages", "retrieval perfect", "all but ranking perfect"):
         assert text in page
     assert ">nan" not in page
+
+
+def test_ranks_that_are_lower_bounds_are_shown_as_such(diagnosis: Diagnosis) -> None:
+    lost = [
+        replace(item, rank=65 + place, at_least=place > 0)
+        for place, item in enumerate(diagnosis.worst_requests[0].lost)
+    ]
+    requests = [replace(diagnosis.worst_requests[0], lost=lost, quota=50)]
+    blocks = diagnosis_blocks(replace(diagnosis, worst_requests=requests))
+    console = Console(width=120, file=io.StringIO())
+    console.print(show(blocks))
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    for place in range(1, len(lost)):
+        assert f"at least {65 + place}" in text
+        assert f"<td>at least {65 + place}</td>" in html.page("", blocks).replace(' class="number"', "")
+    assert "> 6" not in text
 
 
 def test_the_terminal_is_not_wider_than_a_pipe(diagnosis: Diagnosis) -> None:
