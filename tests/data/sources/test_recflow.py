@@ -394,7 +394,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "hostile pickle": (_pickle(SEQUENCES, {1: Payload()}), r"2024-01-14\.pkl: the pickle asks for datetime\.timedelta"),
     "hostile counts": (_pickle("others/id_cnt.pkl", {"a": Payload()}), r"id_cnt\.pkl: the pickle asks for datetime"),
     "cut pickle": (_cut(SEQUENCES), r"2024-01-14\.pkl: the pickle is damaged or cut off"),
-    "cut feather": (_cut("all_stage/2024-01-14.feather"), r"2024-01-14\.feather is damaged"),
+    "cut feather": (_cut("all_stage/2024-01-14.feather"), r"2024-01-14\.feather cannot be read"),
     "width": (_pickle(SEQUENCES, {1: np.zeros((50, 9), int)}), r"of shape \(50, 9\) for the request 1, expected"),
     "floats": (_pickle(SEQUENCES, {1: np.zeros((50, 10))}), "float64 .* expected arrays of whole numbers"),
     "lists": (_pickle(SEQUENCES, {1: [1, 2]}), "found a list for the request 1"),
