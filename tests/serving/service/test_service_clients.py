@@ -313,7 +313,7 @@ def test_public_service_accepts_any_host_name(host: str, is_local: bool, monkeyp
     given: list[Settings] = []
     serve: Callable[..., None] = lambda settings, **options: given.append(settings)  # noqa: E731
     monkeypatch.setattr(run_service, "serve", serve)
-    command.serve(platform_bundle(), host=host)
+    command.serve(bundle=platform_bundle(), host=host)
     assert [settings.local for settings in given] == [is_local]
 
 
