@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables, Tables
-from rankfall.api.shared import Progress, reported, requires_extra, stepper, warn
+from rankfall.api.shared import Progress, issue, reported, requires_extra, stepper, warn
 from rankfall.storage.files import Leftover, clean_tree
 
 if TYPE_CHECKING:
@@ -204,7 +204,9 @@ def join(
                 result = joiner.close_days(on_day)
                 closed += result.closed
                 if not follow or stopping():
-                    return result.of_call(closed)
+                    result = result.of_call(closed)
+                    issue(result.warnings, on_notice)
+                    return result
                 report(
                     Progress(
                         "waiting for records",

@@ -48,6 +48,18 @@ class DayReport(Result):
     models: dict[str, int]
     """Sampled requests by the model that answered them."""
 
+    def warning(self) -> str | None:
+        """Return a warning if more than half of the sampled requests are set apart."""
+        apart = {reason: count for reason, count in self.apart.items() if reason.startswith("request: ")}
+        total = sum(apart.values())
+        if 2 * total <= self.sampled:
+            return None
+        reason = max(apart, key=lambda name: apart[name])
+        return (
+            f"{self.day} is closed without {total:,} of its {self.sampled:,} sampled requests, which are set "
+            f"apart, mostly {apart[reason]:,} for {reason!r}, such as {self.apart_because[reason][0]}"
+        )
+
 
 @dataclass(frozen=True, repr=False)
 class JoinResult(Tables, Result):
@@ -66,6 +78,11 @@ class JoinResult(Tables, Result):
     def of_call(self, closed: list[str]) -> JoinResult:
         """Return the result with all days that one call has closed."""
         return replace(self, closed=closed)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the days of this call has to know."""
+        return [text for report in self.days if report.day in self.closed and (text := report.warning())]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return one row per day."""
