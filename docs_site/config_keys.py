@@ -45,7 +45,7 @@ def models() -> dict[str, Any]:
         "Search": _SearchSections,
         "Range of a search": Range,
         "Stream": StreamConfig,
-        "Description of a log": Spec,
+        "Spec of a log": Spec,
     }
 
 

@@ -1,4 +1,4 @@
-"""Rows of MovieLens-1M, for the description ``spec.yaml``. The ratings are real, the funnel is constructed from them.
+"""Rows of MovieLens-1M, for the spec ``spec.yaml``. The ratings are real, the funnel is constructed from them.
 
 MovieLens contains ratings, but not the items that users were shown. Requests and stages are therefore constructed:
 

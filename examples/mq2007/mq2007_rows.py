@@ -1,4 +1,4 @@
-"""Rows of MQ2007, for the description ``spec.yaml``: documents with ranks of 21 systems, 46 features and a judgement.
+"""Rows of MQ2007, for the spec ``spec.yaml``: documents with ranks of 21 systems, 46 features and a judgement.
 
 Two published files describe the same documents. MQ2007-agg (``systems21_S1.txt``) has the rank that each of 21
 retrieval systems gave a document, which is known before the document is read. LETOR 4.0 (``features46_S1.txt``) has 46

@@ -44,7 +44,7 @@ PANELS: dict[str, tuple[Any, ...]] = {  # the verbs of the help page, in the ord
 }
 
 PATH = {  # the main path of the help page: what one does with a log, in order
-    "init": ("init log.csv", "draft a description of the log and a configuration"),
+    "init": ("init log.csv", "draft a spec of the log and a configuration"),
     "prepare": ("prepare rows log.csv --spec spec.yaml --out log", "make training data; --check lists what is wrong"),
     "data": ("data log", "look at the data and at warnings about them"),
     "train": ("train config.yaml --out run", "train a cascade"),

@@ -132,7 +132,7 @@ def read_shows(
     """
     if log.spec.position is None:
         raise RankfallError(
-            f"{log.path} has no positions; prepare it with 'position: COLUMN' in its description, the place at which "
+            f"{log.path} has no positions; prepare it with 'position: COLUMN' in its spec, the place at which "
             "an item was shown"
         )
     _check_name("feedback", feedback, log.spec.feedback)

@@ -1,4 +1,4 @@
-"""Tests of `benchmarks.preparation`: the generated log matches its description; all processes are measured."""
+"""Tests of `benchmarks.preparation`: the generated log matches its spec; all processes are measured."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def follow(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def named_columns(spec: Spec) -> dict[str, Any]:
-    """The columns of the roles of a description."""
+    """The columns of the roles of a spec."""
     return {
         "request": spec.request,
         "item": spec.item,

@@ -133,7 +133,7 @@ def read_config(content: bytes, folder: Path) -> None:
 
 
 def read_spec(content: bytes, folder: Path) -> None:
-    """Check the description of a log, by a command that reads the description first."""
+    """Check the spec of a log, by a command that reads the spec first."""
     path, rows = folder / "spec.yaml", folder / "rows.csv"
     path.write_bytes(content)
     if not rows.exists():

@@ -116,6 +116,14 @@ def test_values_beyond_the_bound_are_set_apart_and_the_log_is_streamed(
     assert run(*stream_line(log, tmp_path / "stream")) == 0
     (warning,) = [text for text in StreamResult.load(tmp_path / "stream/stream.json").warnings if "answered" in text]
     assert warning.startswith(f"on {FIRST_DAY} users saw only what a cascade had answered")  # no other day was joined
+    quiet: dict[str, Any] = {"progress": False, "on_notice": lambda text: None}
+    assert warning in rf.evaluate(shop.directory / "run", FIRST_DAY, data=log, **quiet).warnings
+    config = json.loads(log.with_name("log.stream.yaml").read_text())
+    config["data"] |= {"train": "2024-01-13", "valid": FIRST_DAY}
+    del config["methods"]
+    trained = rf.train(config, tmp_path / "run", **quiet)
+    assert warning in trained.warnings
+    assert warning in rf.export(trained, tmp_path / "bundle", **quiet).notes
 
 
 @pytest.mark.service
@@ -269,20 +277,38 @@ def test_requests_to_a_bundle_with_other_stages_are_set_apart(shop: Shop, tmp_pa
     assert sum(report.models.values()) == 2
 
 
+def test_a_day_of_which_most_requests_are_set_apart_is_a_warning(
+    shop: Shop, traffic: Traffic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = traffic
+    for place in range(7):
+        bad = with_body(bad, place, lambda body: body["user"].update(age=1e12))
+    write_segments(tmp_path / "records", bad)
+    assert run(*shop.join_line(tmp_path / "records", tmp_path / "new", "--close", "--parity", "0")) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert (
+        f"warning: {FIRST_DAY} is closed without 7 of its 12 sampled requests, which are set apart, mostly 7 for "
+        "'request: value', such as request 's"
+    ) in shown
+    write_segments(tmp_path / "half", with_body(traffic, 0, lambda body: body["user"].update(age=1e12)))
+    assert join(shop, tmp_path / "half", tmp_path / "other", close=True, parity=0).days[0].warning() is None
+
+
 def test_a_day_with_requests_to_another_bundle_only_is_closed(shop: Shop, traffic: Traffic, tmp_path: Path) -> None:
-    """Also the first day of a log that does not exist, if the records of later days fit the description."""
+    """Also the first day of a log that does not exist, if the records of later days fit the spec."""
     other = {**traffic.samples[0], "request": "other", "model": "m", "stage": [1] * len(traffic.samples[0]["item"])}
     later = [{**one, "time": one["time"] + 2 * DAY, "received": one["received"] + 2 * DAY} for one in traffic.samples]
     write_segments(tmp_path / "records", Traffic([other, *later]))
     for log in (copy_of(shop.directory, tmp_path / "log"), tmp_path / "new"):
-        first, second = join(shop, tmp_path / "records", log, close=True, parity=0).days
+        with pytest.warns(rf.RankfallWarning, match="is closed without 1 of its 1 sampled requests"):
+            first, second = join(shop, tmp_path / "records", log, close=True, parity=0).days
         assert (first.apart, first.items) == ({"request: number of stages": 1}, 0)
         assert second.items > 0
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shop, Spec]:
-    """A shop whose description has two features of one column, and histories of the log's own feedback."""
+    """A shop whose spec has two features of one column, and histories of the log's own feedback."""
     features = served_spec().model_dump(mode="json", exclude_none=True)["features"]
     features["user"]["twin"] = {"kind": "categorical", "hash_bucket_size": 17, "column": "user"}
     history = {"max_length": 4, "features": ["item", "topic"], "feedback": "click"}
@@ -335,6 +361,28 @@ def test_a_wrong_history_sets_no_later_request_of_the_user_apart(twins: tuple[Sh
 
 
 @pytest.mark.service
+def test_an_item_of_the_history_that_the_bundle_lacks_is_named(twins: tuple[Shop, Spec], tmp_path: Path) -> None:
+    """The log has the topic of an item that left the catalogue; the service could not look it up."""
+    shop, spec = twins
+    pl.read_parquet(shop.items).filter(pl.col("item") != 3).write_parquet(tmp_path / "left.parquet")
+    run_directory, bundle = shop.directory / "run", tmp_path / "bundle"
+    rf.export(run_directory, bundle, items=tmp_path / "left.parquet", progress=False, on_notice=lambda text: None)
+    user, now = {"user": "new", "twin": "new"}, datetime.now(UTC)
+    log, records = copy_of(shop.directory, tmp_path / "log"), tmp_path / "records"
+    for served, past in ((shop.bundle, []), (bundle, [{"item": 3}])):  # the user clicks item 3, then it leaves
+        with running(served, samples=str(records)) as service, service.client() as client:
+            moment = (now - timedelta(seconds=30 - len(past))).isoformat()
+            body = {"request": f"r{len(past)}", "time": moment, "user": user, "sequences": {"history": past}}
+            assert client.post("/rank", body | {"candidates": [3, 4]}).code == 200
+            event = {"id": "e", "request": "r0", "item": 3, "kind": "click"}
+            assert client.post("/events", {"events": [event]}).code == 200
+    report = join(shop, records, log, spec=spec, close=True, parity_limit=0).days[0]
+    assert report.apart == {CLIENT: 1}
+    (text,) = report.apart_because[CLIENT]
+    assert "sequence.history.topic of an item of the history that the bundle lacks: " in text
+
+
+@pytest.mark.service
 def test_histories_with_several_events_of_one_time_are_those_of_the_log(
     twins: tuple[Shop, Spec], tmp_path: Path
 ) -> None:
@@ -359,7 +407,8 @@ def test_histories_with_several_events_of_one_time_are_those_of_the_log(
                 assert client.post("/events", {"events": [one | {"kind": "click"} for one in events]}).code == 200
                 past += [items[place] for place in (sorted(clicked) if order == "of places" else clicked)]
         log = copy_of(shop.directory, tmp_path / f"log {order}")
-        report = join(shop, records, log, spec=spec, close=True, parity_limit=0).days[0]
+        options: dict[str, Any] = {"close": True, "parity_limit": 0, "on_notice": lambda text: None}
+        report = join(shop, records, log, spec=spec, **options).days[0]
         assert report.checked == 12
         if order == "of places":
             assert report.apart == {}

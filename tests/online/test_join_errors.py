@@ -104,7 +104,7 @@ def test_stages_of_the_description_are_those_of_the_model(records: Path, older: 
 
 
 def test_another_description_than_that_of_the_log(records: Path, older: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"spec: feedback differs from the description of"):
+    with pytest.raises(ValueError, match=r"spec: feedback differs from the spec of"):
         join(records, older, copy_of(older, tmp_path / "log"), spec=served_spec(feedback=["click"]))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def spec_of(example: str) -> dict[str, Any]:
-    """Return the description of an example, whose source has an absolute path."""
+    """Return the spec of an example, whose source has an absolute path."""
     spec: dict[str, Any] = yaml.safe_load((ROOT / "examples" / example / "spec.yaml").read_text())
     return spec | {"source": spec["source"] | {"name": str(ROOT / spec["source"]["name"])}}
 

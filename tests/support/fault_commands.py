@@ -246,7 +246,7 @@ def _write_shop(directory: Path, draw: random.Random) -> None:
 
 
 def _write_records(directory: Path, draw: random.Random) -> None:
-    """Write what a service records on two days, and the description of the log that is made of it."""
+    """Write what a service records on two days, and the spec of the log that is made of it."""
     samples: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     for number in range(8):

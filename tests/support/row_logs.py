@@ -1,4 +1,4 @@
-"""Random logs with one row per request and item, which use everything that a description can have."""
+"""Random logs with one row per request and item, which use everything that a spec can have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES = ["matched", "preranked", "ranked"]
 
 
 def spec_of(**changes: Any) -> Spec:
-    """A description that uses every kind of feature."""
+    """A spec that uses every kind of feature."""
     content: dict[str, Any] = {
         "request": "request",
         "item": "item",
@@ -70,7 +70,7 @@ def spec_of(**changes: Any) -> Spec:
 
 @st.composite
 def logs(draw: st.DrawFn, ids: st.SearchStrategy[Any] | None = None) -> tuple[list[Row], Spec]:
-    """Rows of a few requests, in which anything may be missing that may be missing, and their description."""
+    """Rows of a few requests, in which anything may be missing that may be missing, and their spec."""
     seed = draw(st.integers(0, 2**32))
     chance = random.Random(seed)
     kind = draw(st.sampled_from(["small", "large", "text"]))

@@ -58,7 +58,7 @@ class Shop:
 
 
 def make_shop(directory: Path, **changes: Any) -> Shop:
-    """Prepare a log whose description has some changes, train on it and export bundles."""
+    """Prepare a log whose spec has some changes, train on it and export bundles."""
     log = prepared_log(directory, directory / "log", **changes)
     data = {"path": str(log.path), "train": "2024-01-13", "valid": "2024-01-14", "labels": "relevance", "length": 30}
     train(validate_cascade({"data": data, **SHARED, "training": {"epochs": 1, "batch": 16}}), directory / "run")
@@ -68,7 +68,7 @@ def make_shop(directory: Path, **changes: Any) -> Shop:
 
 
 def spec_file(log: Path, **changes: Any) -> Path:
-    """Write the description beside a log, unless it is there."""
+    """Write the spec beside a log, unless it is there."""
     path = log.with_name(f"{log.name}.spec.yaml")
     if not path.exists() or changes:
         path.write_text(json.dumps(served_spec(**changes).model_dump(mode="json", exclude_none=True)))

@@ -35,7 +35,7 @@ HOSTILE_VALUES = (1e10, 1e10, -1.0, -1e300, 1e39, 1.7e308, float("inf"), float("
 
 
 def served_spec(**changes: Any) -> Spec:
-    """A description of logs of a service with two stages."""
+    """A spec of logs of a service with two stages."""
     content: dict[str, Any] = {
         "request": "request",
         "item": "item",

@@ -1,4 +1,4 @@
-"""A small log from before the first request of a trial, its description and tables, and a stream that trains on it."""
+"""A small log from before the first request of a trial, its spec and tables, and a stream that trains on it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class World:
 
     @property
     def spec(self) -> Path:
-        """The description of the log."""
+        """The spec of the log."""
         return self.directory / "spec.yaml"
 
     @property
@@ -118,7 +118,7 @@ class World:
 
 
 def make_world(directory: Path, *, past_requests: int) -> World:
-    """Write the log, its description and tables, and the configuration of the stream; the stream is not run.
+    """Write the log, its spec and tables, and the configuration of the stream; the stream is not run.
 
     Args:
         directory: Receives the files.

@@ -129,7 +129,7 @@ def prepare(
         out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
             RecFlow as it is published.
-        spec: For ``"rows"``: description of columns, stages and features, as a YAML file, a dictionary or a model.
+        spec: For ``"rows"``: spec of columns, stages and features, as a YAML file, a dictionary or a model.
         check: Read everything, write nothing, and return all problems of the data; for ``"rows"``, ``"letor"`` and
             ``"recflow"``.
         force: Replace data in `out`.
@@ -148,7 +148,7 @@ def prepare(
         The prepared data, or with `check` a :class:`~rankfall.data.sources.problems.DataCheck`.
 
     Raises:
-        ConfigError: If the description is wrong.
+        ConfigError: If the spec is wrong.
         ValueError: If the data or an option are wrong; the message says where.
     """
     if layout not in _LAYOUTS:
@@ -171,8 +171,8 @@ def prepare(
     return result
 
 
-def load_description(spec: ConfigLike) -> Spec:
-    """Return the description of a log, from a YAML file, a dictionary or a model."""
+def read_spec(spec: ConfigLike) -> Spec:
+    """Return the spec of a log, from a YAML file, a dictionary or a model."""
     from rankfall._config import read_source
     from rankfall.data.impressions.spec import Spec, validate_spec
 
@@ -229,14 +229,14 @@ def rows(
             them or Delta tables, with one row per request and item; also s3://, gs:// and file:// URLs. The result does
             not depend on how the log is split into files. Default: the source of the spec.
         out: Output directory. Default: required without `check`.
-        spec: Description of columns, stages and features, a YAML file. Default: that of `append`.
+        spec: Spec of columns, stages and features, a YAML file. Default: that of `append`.
         items: A table with features of items.
         users: A table with features of users.
         requests: A table with times, users, context and sequences of requests.
         seed: Random seed; equal seeds give equal results.
         fit_days: Number of first days that vocabularies, scalings and buckets are fitted to. Default: all but the last
             two, at least one.
-        append: Append new days to this log, with its description, vocabularies, scalings and buckets.
+        append: Append new days to this log, with its spec, vocabularies, scalings and buckets.
         reopen: With `append`: the rows may be late rows of the newest day.
         grow: Add new values of appended days, or of days after `fit_days`, to the vocabularies.
         check: Read everything, write nothing, and list every problem with its number and first places. The exit code is
@@ -254,10 +254,10 @@ def rows(
     if append is not None:
         _check_appending(out=out, fit_days=fit_days, seed=seed, force=force)
     elif spec is None:
-        raise RankfallError("missing, expected a description of the log, or `append` for a log that has one", "spec")
+        raise RankfallError("missing, expected a spec of the log, or `append` for a log that has one", "spec")
     elif reopen:
         raise RankfallError("needs `append`", "reopen")
-    given = None if spec is None else load_description(spec)
+    given = None if spec is None else read_spec(spec)
     described = given or ImpressionLog.load(Path(append or "")).spec
     files = _files(source, described)
     tables: dict[Any, Any] = {"items": items, "users": users, "requests": requests}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables, Tables
-from rankfall.api.shared import Progress, reported, requires_extra, stepper, warn
+from rankfall.api.shared import Progress, issue, reported, requires_extra, stepper, warn
 from rankfall.storage.files import Leftover, clean_tree
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def join(
     Args:
         directory: The directory that the service writes.
         out: The log. New days are appended to it; if it does not exist, it is fitted to the first day.
-        spec: Description of the log, as a YAML file, a dictionary or a model.
+        spec: Spec of the log, as a YAML file, a dictionary or a model.
         items: A table with features of items.
         users: A table with features of users that requests lack.
         wait: Time to wait for records after a day, such as 1h, 90m or 30s.
@@ -157,7 +157,7 @@ def join(
         The reports of all joined days, and the days that wait for records.
 
     Raises:
-        ConfigError: If the description is wrong.
+        ConfigError: If the spec is wrong.
         ParityError: If more requests than `parity_limit` allows are encoded or scored differently now. The log does not
             get their day.
         ValueError: If records, tables or arguments are wrong; the message says where.
@@ -180,7 +180,7 @@ def join(
         raise RankfallError(f"poll: found {poll!r}, expected seconds above 0")
     with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
         report(Progress("opening the log"))
-        from rankfall.api.preparing import load_description
+        from rankfall.api.preparing import read_spec
         from rankfall.online.join_log import Joiner, JoinSettings
 
         paths = {
@@ -193,7 +193,7 @@ def join(
         joiner = Joiner(
             Path(directory),
             Path(out),
-            load_description(spec),
+            read_spec(spec),
             JoinSettings(**settings, **paths),  # type: ignore[arg-type]  # of their types
             on_progress=stepper(report),
             on_notice=on_notice,
@@ -204,7 +204,9 @@ def join(
                 result = joiner.close_days(on_day)
                 closed += result.closed
                 if not follow or stopping():
-                    return result.of_call(closed)
+                    result = result.of_call(closed)
+                    issue(result.warnings, on_notice)
+                    return result
                 report(
                     Progress(
                         "waiting for records",

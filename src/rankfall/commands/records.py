@@ -104,6 +104,7 @@ def _show_day(report: DayReport, display: Display) -> None:
         share = f", {count / report.checked:.1%} of {report.checked:,} checked" if is_checked else ""
         example = report.apart_because[reason][0]
         display.note(f"{report.day}: set apart {count:,} ({reason}{share}), such as {example}")
+    terminal.print_warnings(filter(None, [report.warning()]))
 
 
 def _days_table(rows: list[dict[str, Any]]) -> Table:

@@ -50,7 +50,7 @@ class ItemLookup:
 
     Args:
         path: The table, or None for no table.
-        spec: The description of the log.
+        spec: The spec of the log.
         columns: The columns that are looked up.
     """
 
@@ -380,7 +380,7 @@ class RowLayout:
     """The columns of joined rows.
 
     Attributes:
-        spec: The description of the log.
+        spec: The spec of the log.
         requests: Columns that come from bodies.
         sequences: Columns of sequences, which come from bodies, too.
         item_columns: Columns of items that the rows have, from the table of items.
@@ -404,13 +404,13 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
     """Decide where columns are.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         types: The columns of a log that exists, with their types.
         items: The table of items.
         users: The table of users.
 
     Raises:
-        ValueError: If requests cannot have a column that the description names, or a table is missing.
+        ValueError: If requests cannot have a column that the spec names, or a table is missing.
     """
     if spec.time is None:
         raise RankfallError("spec: time: missing; the days of joined logs are dates of the time of requests")
@@ -452,12 +452,10 @@ def make_layout(spec: Spec, types: Types | None, items: Path | None, users: Path
     }
     for column in places:
         if given["items"] is None:
-            raise RankfallError(
-                f"items: missing, expected a table of items with the column {column!r} of the description"
-            )
+            raise RankfallError(f"items: missing, expected a table of items with the column {column!r} of the spec")
         if column not in columns["items"]:
             raise RankfallError(
-                f"items: {given['items']} has no column {column!r}, which the description names; it has "
+                f"items: {given['items']} has no column {column!r}, which the spec names; it has "
                 f"{', '.join(columns['items'])}"
             )
     if places and spec.item not in columns["items"]:

@@ -31,7 +31,7 @@ from rankfall.data.impressions.encoding import Encoding, hash_values
 from rankfall.data.impressions.log import JOINED, ImpressionLog, is_log
 from rankfall.data.sources.problems import without_hint
 from rankfall.data.sources.rows.log_state import StoredState
-from rankfall.data.sources.rows.prepare_rows import append_rows, check_same_description, prepare_rows
+from rankfall.data.sources.rows.prepare_rows import append_rows, check_same_spec, prepare_rows
 from rankfall.data.sources.rows.row_files import RowFile, find_row_files
 from rankfall.online.day_rows import DayRows, make_layout
 from rankfall.online.join_results import DayReport, JoinResult
@@ -83,7 +83,7 @@ class JoinSettings:
     """How records are joined.
 
     Attributes:
-        items: A table of items, which has the columns that the description names.
+        items: A table of items, which has the columns that the spec names.
         users: A table of users.
         wait: How long records are waited for after the end of their day, in milliseconds.
         close: Close all days that have samples, whether all of their records have been received or not.
@@ -114,13 +114,13 @@ class Joiner:
     Args:
         directory: The directory that a service writes.
         log: The log, which may not exist yet.
-        spec: Its description.
+        spec: Its spec.
         settings: How records are joined.
         on_progress: Receives the name of a step, the amount done, and its total if it is known.
         on_notice: Receives notices.
 
     Raises:
-        ValueError: If the directory has no records, or the log another description.
+        ValueError: If the directory has no records, or the log another spec.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class Joiner:
         self._recorded = RecordedSegments(directory, self._days, on_notice)
         self._beside = JoinDirectory(log)
         if is_log(log):
-            check_same_description(spec, ImpressionLog.load(log))
-        self._layout()  # raises what is wrong with the description and the tables
+            check_same_spec(spec, ImpressionLog.load(log))
+        self._layout()  # raises what is wrong with the spec and the tables
 
     def locked(self) -> Any:
         """Return a context in which no other process joins records to the log."""

@@ -33,7 +33,7 @@ class DayReport(Result):
     unsampled_events: int
     """Events of requests that were not sampled."""
     unused_events: dict[str, int]
-    """Events of kinds that the description of the log does not name."""
+    """Events of kinds that the spec of the log does not name."""
     late_requests: dict[str, int]
     """By their day."""
     late_events: dict[str, int]
@@ -47,6 +47,18 @@ class DayReport(Result):
     """Requests that were encoded and scored again."""
     models: dict[str, int]
     """Sampled requests by the model that answered them."""
+
+    def warning(self) -> str | None:
+        """Return a warning if more than half of the sampled requests are set apart."""
+        apart = {reason: count for reason, count in self.apart.items() if reason.startswith("request: ")}
+        total = sum(apart.values())
+        if 2 * total <= self.sampled:
+            return None
+        reason = max(apart, key=lambda name: apart[name])
+        return (
+            f"{self.day} is closed without {total:,} of its {self.sampled:,} sampled requests, which are set "
+            f"apart, mostly {apart[reason]:,} for {reason!r}, such as {self.apart_because[reason][0]}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,6 +78,11 @@ class JoinResult(Tables, Result):
     def of_call(self, closed: list[str]) -> JoinResult:
         """Return the result with all days that one call has closed."""
         return replace(self, closed=closed)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the days of this call has to know."""
+        return [text for report in self.days if report.day in self.closed and (text := report.warning())]
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """Return one row per day."""

@@ -248,12 +248,25 @@ class _Comparison:
                 feature = _Feature(key, self._rule(rule), encoding.rule("item", name))
                 owners = np.repeat(np.arange(len(lengths)), lengths)
                 logged = from_arrow(_flat(impressions[key]))[alike[owners]]
-                self._check(feature, arrays[key][mask & alike[:, None]], logged, owners[alike[owners]])
+                chosen = mask & alike[:, None]
+                item = about.get("item")  # the feature that is the id of an item
+                ids = arrays[f"sequence.{sequence}.{item}"][chosen] if item else None
+                lacks = None if ids is None else self._lacks(about["features"][item], ids)
+                self._check(feature, arrays[key][chosen], logged, owners[alike[owners]], lacks=lacks)
         self._check_items(impressions)
         return self._found
 
     def _rule(self, rule: Mapping[str, Any]) -> Rule:
         return rule_from_json(rule, self._bundle.vocabularies)
+
+    def _lacks(self, rule: Mapping[str, Any], served: Values) -> NDArray[np.bool_]:
+        """Return which ids are those of items that the bundle lacks, as far as its vocabulary tells."""
+        ids, lacks = self._rule(rule), np.zeros(len(served), np.bool_)
+        if isinstance(ids, VocabularyIds):
+            known = served >= FIRST_KNOWN
+            values = ids.known.values.take(pa.array(served[known] - FIRST_KNOWN))
+            lacks[known] = self._bundle.items.find(values.to_pylist()) == NO_ITEM
+        return lacks
 
     def _check_items(self, impressions: pa.Table) -> None:
         lists = impressions["item"].combine_chunks()
@@ -282,8 +295,9 @@ class _Comparison:
         logged: Values,
         owners: Values | None = None,
         items: Sequence[Any] | None = None,
+        lacks: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Compare values of a feature; `owners` are the requests of the values, `items` their items."""
+        """Compare values of a feature; `owners` are their requests, `items` their items, `lacks` those without one."""
         same = self._same(feature, served, logged)
         if same is None:
             self._not_compared.add(feature.name)
@@ -291,7 +305,10 @@ class _Comparison:
         for place in np.flatnonzero(~same).tolist():
             owner = place if owners is None else int(owners[place])
             theirs, ours = _shown(feature.bundle, served[place]), _shown(feature.log, logged[place])
-            self._note(feature.name, owner, theirs, ours, "" if items is None else f" of item {items[place]!r}")
+            of_item = "" if items is None else f" of item {items[place]!r}"
+            if lacks is not None and lacks[place]:
+                of_item = " of an item of the history that the bundle lacks"
+            self._note(feature.name, owner, theirs, ours, of_item)
 
     def _same(self, feature: _Feature, served: Values, logged: Values) -> NDArray[np.bool_] | None:
         """Return which values are the same; None if they cannot be compared."""

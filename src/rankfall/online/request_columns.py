@@ -223,7 +223,7 @@ class _Target:
     Attributes:
         feature: The feature.
         kind: The type of the column, None if it is not known yet.
-        spec: The description of the log.
+        spec: The spec of the log.
         where: The place of the values in a body.
         encoders: Those of the log, which bound numbers as the service does. A bundle may scale or ignore them.
     """

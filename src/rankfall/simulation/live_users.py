@@ -211,7 +211,7 @@ SECOND = 1000  # ms
 
 
 def loop_spec(platform: Platform) -> Spec:
-    """Return the description of the platform's log.
+    """Return the spec of the platform's log.
 
     Users, items and authors have vocabularies, which can grow. Relevant items are those that were viewed: stages are
     what the models of earlier days decided, and a model that learned from them would imitate itself.

@@ -268,7 +268,7 @@ def ignored_sizes(sizes: tuple[float, float], spec: Spec, config: CascadeConfig)
 
     Args:
         sizes: Smallest and largest relevance of relevant items.
-        spec: Description of the log.
+        spec: Spec of the log.
         config: Configuration of the cascade.
     """
     least, most = sizes

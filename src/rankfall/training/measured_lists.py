@@ -77,6 +77,17 @@ def fit_warning(log: ImpressionLog, days: Sequence[str], train: Sequence[str]) -
     )
 
 
+def joined_warning(log: ImpressionLog, days: Sequence[str]) -> str | None:
+    """Return a warning if days were joined from what a service recorded."""
+    joined = [day for day in log.joined_days if day in days]
+    if not joined:
+        return None
+    return (
+        f"on {', '.join(joined)} users saw only what a cascade had answered: the model that served such a day kept all "
+        "its relevant items, so that its recall is 1 by construction; do not compare it with other days or models"
+    )
+
+
 def short_lists(loader: ImpressionLoader) -> str | None:
     """Return a warning if the lists of a loader are much shorter than the catalogue of its last day."""
     catalogue = loader.catalogue_size()
@@ -166,6 +177,7 @@ class MeasuredLists:
                 "other items, but do not count as relevant"
             )
         found.append(fit_warning(self.loader.log, self.loader.days, self.config.data.train))
+        found.append(joined_warning(self.loader.log, self.loader.days))
         found.append(ignored_sizes(self._sizes, self._spec, self.config))
         return [text for text in found if text]
 

@@ -47,7 +47,7 @@ from rankfall.training.device import placement_of, seeded
 from rankfall.training.distributed.group import ALONE
 from rankfall.training.evaluation import Evaluation, evaluate
 from rankfall.training.loop import Loop, finished, train_in
-from rankfall.training.measured_lists import MeasuredLists, fit_warning, score, short_lists
+from rankfall.training.measured_lists import MeasuredLists, fit_warning, joined_warning, score, short_lists
 from rankfall.training.start_weights import rows_of, used_features
 from rankfall.training.train_ranker import load_data, load_lists
 
@@ -312,10 +312,11 @@ class CascadeMethod(TrainingMethod[CascadeConfig, ImpressionLog]):
         return content | {"objective": _fill(content["objective"], defaults)}
 
     def validation_warnings(self) -> list[str]:
-        """Return warnings if lists are much shorter than the catalogue, or if the log was fitted to measured days."""
+        """Return warnings about short lists, and about measured days that the log was fitted to or that were joined."""
         loader, data = cascade_loaders.make_loader(self.open_data(), self.config, "valid"), self.config.data
         measured = [day.name for day in loader.log.choose([*data.valid, *data.test])]
-        return [text for text in (short_lists(loader), fit_warning(loader.log, measured, data.train)) if text]
+        fitted = fit_warning(loader.log, measured, data.train)
+        return [text for text in (short_lists(loader), fitted, joined_warning(loader.log, measured)) if text]
 
     def _build_loss(self) -> None:
         check_objective(make_objective(with_depths(self.config, None)), self.config)

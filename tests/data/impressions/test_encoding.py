@@ -16,7 +16,7 @@ from rankfall.encoding import BadValueError, rule_from_json
 
 
 def spec_of(**item: dict[str, Any]) -> Spec:
-    """A description of a log with these item features."""
+    """A spec of a log with these item features."""
     return validate_spec(
         {
             "time": {"column": "at", "unit": "s", "zone": "Asia/Shanghai"},

@@ -1,4 +1,4 @@
-"""The description of a full-stage log: every key, and what is said about every mistake."""
+"""The spec of a full-stage log: every key, and what is said about every mistake."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ LEAST: dict[str, Any] = {"time": "when", "stages": [{"name": "all"}], "relevant"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The full description with something else at a dotted path; `...` removes what is there."""
+    """The full spec with something else at a dotted path; `...` removes what is there."""
     content = copy.deepcopy(FULL)
     *parents, last = [int(key) if key.isdecimal() else key for key in path.split(".")]
     part: Any = content

@@ -121,7 +121,7 @@ def test_rankers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_items_outside_the_lists_are_the_first_finding(trained: Path, log: Path, tmp_path: Path) -> None:
-    """Lists of 11 of 40 items, without random negatives; those of the log itself are left out of its description."""
+    """Lists of 11 of 40 items, without random negatives; those of the log itself are left out of its spec."""
     assert not any(one.kind == "negatives" for one in diagnose_run(trained).findings)
     content_of = json.loads((log / "manifest.json").read_text())
     shutil.copytree(log, tmp_path / "log")

@@ -2,7 +2,7 @@
 
 The modules in the order of the flow:
 
-``spec``         the YAML description of a log, and the features that a model receives
+``spec``         the YAML spec of a log, and the features that a model receives
 ``encoding``     values to embedding ids and numbers; ``hashing`` hashes them
 ``requests``     the keys and the order of requests, and the rows of each of them
 ``stage_depth``  the deepest stage of each item; ``sampler`` samples and grades items, ``history`` collects past events

@@ -73,7 +73,7 @@ def assemble(
     """Make the impressions of whole requests.
 
     Args:
-        rows: The columns that the description of the log names, one row per request and item.
+        rows: The columns that the spec of the log names, one row per request and item.
         encoding: The fitted encoding of the log.
         seed: Seed of the sample, of the order of items and of random negatives.
         groups: The requests of the rows, if they are known; by default the rows are grouped here.
@@ -83,7 +83,7 @@ def assemble(
             ids of the rows to int32.
 
     Raises:
-        ValueError: If the rows contradict the description of the log; the message names the request.
+        ValueError: If the rows contradict the spec of the log; the message names the request.
     """
     if groups is None:
         groups = group_rows(rows, encoding.spec)

@@ -1,7 +1,7 @@
 """Encode the columns of a log as what models receive: ids of embedding rows, and numbers.
 
 The rules are those of :mod:`rankfall.encoding`, which also encode requests. This module builds them from the
-description of a log and from what was fitted, and converts columns of any type to the arrays that they take.
+spec of a log and from what was fitted, and converts columns of any type to the arrays that they take.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Encoding:
     """The rules by which the values of each feature of a log are encoded.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         vocabularies: The values of each embedding table that have ids, in the order of their ids.
         scalings: Mean and deviation of each standardised feature ``GROUP.NAME``.
         edges: Inner edges of the buckets of each bucketized feature ``GROUP.NAME``.

@@ -44,7 +44,7 @@ def impression_schema(spec: Spec, *, request: pa.DataType) -> pa.Schema:
     """Return the columns of the impressions of a log.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         request: The type of request ids, int64 or string.
     """
     columns = [("request", request), ("time", pa.timestamp("ms", "UTC"))]
@@ -72,7 +72,7 @@ def item_schema(spec: Spec, *, ids: pa.DataType | None = None) -> pa.Schema:
     """Return the columns of the item table.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         ids: The type of item ids in the source, if they are not int32 and need a column ``id``.
     """
     columns = [("item", _IDS)] + ([("id", ids)] if ids is not None else [])
@@ -103,7 +103,7 @@ def check_schema(found: pa.Schema, spec: Spec, where: str) -> None:
 
     Args:
         found: The schema of the impressions.
-        spec: The description of the log.
+        spec: The spec of the log.
         where: The prefix of the error message, usually the file.
 
     Raises:

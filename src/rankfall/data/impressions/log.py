@@ -349,7 +349,7 @@ def check_listed(path: Path, day: Day, manifest: Mapping[str, Any]) -> None:
 
 
 def _described(path: Path, manifest: dict[str, Any]) -> tuple[Spec, Features]:
-    """Return the description and the features of a log from its manifest."""
+    """Return the spec and the features of a log from its manifest."""
     spec = validate_spec(manifest["spec"], where=str(path / MANIFEST))
     try:
         features = Features.from_json(manifest["features"])

@@ -42,7 +42,7 @@ class LogWriter:
 
     Args:
         directory: An existing, empty directory.
-        spec: The description of the log.
+        spec: The spec of the log.
         features: The features of the impressions, as a model receives them.
         schema: The columns of the impressions.
     """

@@ -76,7 +76,7 @@ def group_ordered_rows(rows: pl.DataFrame, spec: Spec, new_request: pl.Series, d
 
     Args:
         rows: The rows, those of a request together, requests in their order.
-        spec: The description of the log.
+        spec: The spec of the log.
         new_request: True for the first row of each request.
         day: The name of the day.
     """

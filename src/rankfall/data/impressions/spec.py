@@ -1,4 +1,4 @@
-"""The description of a full-stage log: its columns, its stages and its features, in one YAML file.
+"""The spec of a full-stage log: its columns, its stages and its features, in one YAML file.
 
 .. code-block:: yaml
 
@@ -500,23 +500,23 @@ def is_dense(feature: Categorical | Dense | Time) -> bool:
 
 
 def load_spec(path: Path) -> Spec:
-    """Load the description of a log from a YAML file.
+    """Load the spec of a log from a YAML file.
 
     Raises:
-        ConfigError: If the file cannot be read or is not a valid description.
+        ConfigError: If the file cannot be read or is not a valid spec.
     """
     return validate_spec(read_yaml(path), where=str(path))
 
 
 def validate_spec(content: Mapping[str, Any], *, where: str = "spec") -> Spec:
-    """Validate the description of a log.
+    """Validate the spec of a log.
 
     Args:
-        content: The keys and values of the description.
+        content: The keys and values of the spec.
         where: The prefix of error messages.
 
     Raises:
-        ConfigError: If the description is not valid; the message names all wrong keys.
+        ConfigError: If the spec is not valid; the message names all wrong keys.
     """
     try:
         return Spec.model_validate(dict(content))
@@ -603,7 +603,7 @@ def features_of(spec: Spec, rows: Mapping[str, int]) -> Features:
     """Return the features that a model receives from a log.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         rows: The number of rows of each embedding table.
     """
     features = []

@@ -304,7 +304,7 @@ def check_recflow(
 
 
 class _Days(NamedTuple):
-    """The files of days, the description of their rows and the origin of their sequences."""
+    """The files of days, the spec of their rows and the origin of their sequences."""
 
     files: dict[str, Path]
     spec: Spec

@@ -19,6 +19,7 @@ from rankfall.storage.files import checksum
 from rankfall.storage.trust import stored_code
 from rankfall.training.config.cascade_config import CascadeConfig
 from rankfall.training.config.component_checks import JOINT
+from rankfall.training.measured_lists import joined_warning
 from rankfall.training.run_directory import (
     CHECKPOINTS,
     CONFIG,
@@ -151,6 +152,8 @@ def export_run(
         metrics = {name: read_json(run / file) for name, file in files.items() if (run / file).is_file()}
         trained = Trained(run, config, checkpoint, log, days, metrics)
         exported = export_trained(trained, out, options, on_step=on_step)
+    if joined := joined_warning(log, days):
+        exported.notes.append(joined)
     if not is_finished(run):
         exported.notes.insert(0, f"the training run {run} did not finish; these are its best weights so far")
     return exported

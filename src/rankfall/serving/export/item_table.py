@@ -196,7 +196,7 @@ def load_items(
 
     Args:
         path: A prepared log; a file with the columns of a log's ``items.arrow``; or a file with raw columns under the
-            names that the description of `log` gives them. By default the items of `log`.
+            names that the spec of `log` gives them. By default the items of `log`.
         log: The log of the training run.
         features: The features of the models.
         names: The features to keep, such as ``item.author``.

@@ -48,7 +48,7 @@ from rankfall.training.cascade_loaders import measuring_loader
 from rankfall.training.cascade_metrics import CHANCE
 from rankfall.training.config.component_checks import higher_is_better, with_value
 from rankfall.training.config.load_config import dump_absolute
-from rankfall.training.measured_lists import fit_warning, short_lists
+from rankfall.training.measured_lists import fit_warning, joined_warning, short_lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -391,16 +391,11 @@ class _Stream:
         changed, measured, log = changed_task(entries, metric), [entry.day for entry in entries], self._log
         if log is None or not measured or measured[-1] not in log.days:
             return changed
-        if joined := [day for day in log.joined_days if day in measured]:
-            changed.append(
-                f"on {', '.join(joined)} users saw only what a cascade had answered: the model that served such a day "
-                f"kept all its relevant items, so that its {metric} is 1 by construction; do not compare it "
-                "with other days"
-            )
         log = replace(log, days={day: log.days[day] for day in self.ledger.days if day in log.days})
         loader = measuring_loader(log, self.runs[0].config, measured[-1:], self._first_days)
         present = [day for day in measured if day in log.days]  # each was measured before the model learned from it
-        return [*changed, *filter(None, [short_lists(loader), fit_warning(log, present, [])])]
+        of_log = [joined_warning(log, present), short_lists(loader), fit_warning(log, present, [])]
+        return [*changed, *filter(None, of_log)]
 
     def _summary(self, run: StreamRun) -> StreamRunSummary:
         lines = run_directory.read_lines(run.directory)

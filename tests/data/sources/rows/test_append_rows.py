@@ -135,7 +135,7 @@ def test_a_new_day_continues_items_and_histories(log: ImpressionLog, tmp_path: P
         (rows_of(2, range(5, 6)), {}, "request 5 is already in 2024-01-14"),
         (rows_of(2, range(8, 9), item=2**31), {}, r"column 'item': found 2147483648, expected whole numbers from 0"),
         (rows_of(2, range(8, 9), item="x"), {}, r"new\.csv: column 'item': found 'x', expected a whole number"),
-        (rows_of(2, range(8, 9)), {"spec": spec_of()}, "spec: rank differs from the description of"),
+        (rows_of(2, range(8, 9)), {"spec": spec_of()}, "spec: rank differs from the spec of"),
         (
             rows_of(2, range(8, 9)),
             {"items": "new.csv"},

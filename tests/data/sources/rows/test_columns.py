@@ -47,7 +47,7 @@ def test_an_id_is_a_key_a_category_and_a_number(tmp_path: Path) -> None:
     log = prepared(tmp_path, LOG, features={"item": features})
     assert log.vocabulary("item.item").to_pylist() == ["0101", "0102"]
     assert item_rows(log, "item.item", "item.number") == [(2, 101.0), (2, 101.0), (3, 102.0)]
-    assert log.spec.features.item["number"].column == "item"  # the description is stored as it was given
+    assert log.spec.features.item["number"].column == "item"  # the spec is stored as it was given
 
 
 def test_a_place_is_a_rank_a_position_a_label_and_a_feature(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows from a function of the user, named in the description of a log."""
+"""Rows from a function of the user, named in the spec of a log."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def test_the_rows_of_a_source_are_checked_and_skipped(folder: Path) -> None:
 
 def test_files_or_a_source(folder: Path) -> None:
     (folder / "log.csv").write_text("r,i,d,y\n1,1,1,1\n")
-    with pytest.raises(ValueError, match="found no files, and the description has no `source`"):
+    with pytest.raises(ValueError, match="found no files, and the spec has no `source`"):
         prepare_rows([], Path("out"), validate_spec(CONTENT))
-    with pytest.raises(ValueError, match="found files, and a `source` in the description"):
+    with pytest.raises(ValueError, match="found files, and a `source` in the spec"):
         prepare_rows([Path("log.csv")], Path("out"), validate_spec(CONTENT | {"source": "./mine.py:read"}))
     with pytest.raises(ValueError, match="source: name: found nothing"):
         validate_spec(CONTENT | {"source": {"days": 3}})

@@ -47,7 +47,7 @@ Arguments = list[str]
 
 
 def run(folder: Path, arguments: Arguments, spec: dict[str, Any] | None = None) -> None:
-    """The command, in a folder with a good log and its description."""
+    """The command, in a folder with a good log and its spec."""
     (folder / "log.csv").exists() or (folder / "log.csv").write_text(LOG)
     (folder / "spec.yaml").write_text(json.dumps(spec or SPEC))
     main(["prepare", "rows", *arguments, "--spec", "spec.yaml", "--out", "out"])
@@ -103,7 +103,7 @@ ROW = "1,1000,7,11,matched,,3,0.5,0\n"  # the second one
 WRONG_ROWS: dict[str, tuple[str, str]] = {
     "missing column": (
         replaced(",price", ",prize"),
-        "log.csv: found no column 'price' .item.price of the description., did you mean 'prize'; the columns are ",
+        "log.csv: found no column 'price' .item.price of the spec., did you mean 'prize'; the columns are ",
     ),
     "unknown stage": (replaced(ROW, "1,1000,7,11,matchd,,3,0.5,0\n"), "column 'stage'.*'matchd'.*request 1, item 11"),
     "no stage": (replaced(ROW, "1,1000,7,11,,,3,0.5,0\n"), "column 'stage'.*None.*request 1, item 11"),
@@ -270,7 +270,7 @@ WRONG_TABLES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "no such column": ("items", "item,wait\n10,1\n", {}, "log.csv and items.csv: found no column 'weight'"),
     "item that is not there": ("items", "item,weight\n10,1\n11,2\n", {}, "'weight': found nothing.*item 12"),
     "user that is not there": ("users", "user,weight\n7,1\n", {}, "column 'weight': found nothing.*request 2"),
-    "no user": ("users", "user,weight\n7,1\n", {"user": None, "sequences": {}}, "users: the description has no `user`"),
+    "no user": ("users", "user,weight\n7,1\n", {"user": None, "sequences": {}}, "users: the spec has no `user`"),
     "no time of a request": (
         "requests",
         "request,when,weight\n1,5,1\n2,6,2\n",
@@ -314,7 +314,7 @@ def test_one_name_for_two_things(folder: Path) -> None:
     log = ImpressionLog.load(folder / "out")
     assert log.vocabulary("item.city").to_pylist() == ["a"]
     assert log.vocabulary("user.city").to_pylist() == ["b"]
-    assert log.spec.features.user["city"].column is None  # the description is stored as it was given
+    assert log.spec.features.user["city"].column is None  # the spec is stored as it was given
 
 
 def test_lists_of_different_lengths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,7 +332,7 @@ def test_lists_of_different_lengths(folder: Path, capsys: pytest.CaptureFixture[
     assert_check_finds(folder, capsys, ["log.csv", "--requests", "requests.parquet"])
 
 
-# --- wrong descriptions -----------------------------------------------------------------------------------------
+# --- wrong specs -----------------------------------------------------------------------------------------
 
 
 FLAGS = [{"name": "matched", "flag": "clicked"}, {"name": "ranked", "flag": "rank"}]

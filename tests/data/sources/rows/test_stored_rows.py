@@ -61,7 +61,7 @@ def rows_of(day: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a log of four days in files of all kinds, two tables and a description."""
+    """A working directory with a log of four days in files of all kinds, two tables and a spec."""
     (tmp_path / "log" / "more").mkdir(parents=True)
     (tmp_path / "log" / "_temporary").mkdir()
     for day, name in enumerate(["0.csv", "1.csv.gz", "more/2.parquet", "more/3.feather"]):

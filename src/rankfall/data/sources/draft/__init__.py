@@ -1,1 +1,1 @@
-"""Drafts of descriptions and configurations from the columns of a log, for ``rankfall init``."""
+"""Drafts of specs and configurations from the columns of a log, for ``rankfall init``."""

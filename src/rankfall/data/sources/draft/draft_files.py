@@ -80,7 +80,7 @@ def draft_files(
     users: Path | str | None = None,
     on_progress: OnProgress = lambda step, done, total: None,
 ) -> Draft:
-    """Draft the description of a log and the configuration of a training run.
+    """Draft the spec of a log and the configuration of a training run.
 
     Args:
         sources: Files of rows, directories of them or their URLs, a prepared log, prepared lists, or LETOR text.

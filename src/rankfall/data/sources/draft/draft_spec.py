@@ -1,4 +1,4 @@
-"""The draft of a description of a log, as YAML with comments."""
+"""The draft of a spec of a log, as YAML with comments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def is_stage_name(value: str) -> bool:
 
 
 def draft_spec(sample: Sample, guesses: Guesses) -> str:
-    """Return the text of a description, with comments that say what was guessed from what.
+    """Return the text of a spec, with comments that say what was guessed from what.
 
     Args:
         sample: Rows and facts about the columns.
@@ -74,7 +74,7 @@ def draft_spec(sample: Sample, guesses: Guesses) -> str:
 
 
 class _SpecDraft:
-    """Writes the sections of a description."""
+    """Writes the sections of a spec."""
 
     def __init__(self, sample: Sample, guesses: Guesses) -> None:
         self.sample, self.facts, self.guesses = sample, sample.facts, guesses

@@ -72,7 +72,7 @@ def check_log(
 
     Args:
         files: The files of the log and of the tables that are joined.
-        spec: The description of the log.
+        spec: The spec of the log.
         limit: The number of bad rows that are remembered for dropping.
         engine: Runs the work on files and portions.
         on_step: Returns the function that receives the progress of a step, from its name and its total.
@@ -331,7 +331,7 @@ def check_rows(rows: pl.DataFrame, spec: Spec) -> Iterator[BadRows]:
 
     Args:
         rows: The rows with typed columns, null in place of what could not be converted, and `TIME` if there are times.
-        spec: The description; columns that it names and the rows have not are not checked.
+        spec: The spec; columns that it names and the rows have not are not checked.
     """
     yield from _keys(rows, spec)
     yield from bad_stages(rows, spec)
@@ -392,7 +392,7 @@ def _numbers(values: pl.Series, feature: Dense) -> Iterator[BadRows]:
     else:
         missing = ~values.cast(pl.Float64).is_finite().fill_null(False)
     if feature.missing is None:
-        problem = f"found no number, NaN or infinity, expected numbers, or {USE_MISSING} in the description"
+        problem = f"found no number, NaN or infinity, expected numbers, or {USE_MISSING} in the spec"
         yield BadRows(values.name, problem, missing, values)
 
 

@@ -265,7 +265,7 @@ class SequenceHistories:
     """One history per sequence of feedback. Portions go through :meth:`advance` in their order.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         events: The events of earlier days by sequence, as :meth:`events` returned them.
     """
 
@@ -313,7 +313,7 @@ def find_events(spec: Spec, rows: pl.DataFrame, requests: pl.DataFrame) -> Event
     """Find the events in the rows of a portion.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         rows: The rows, with the columns of :func:`event_columns`.
         requests: The first row of each request.
     """
@@ -403,7 +403,7 @@ class LogState:
 
         Args:
             directory: The directory of the state, beside the vocabularies.
-            spec: The description of the log, with the names that its columns have when they are read.
+            spec: The spec of the log, with the names that its columns have when they are read.
             log: The log, which has what was fitted to its first days.
             days: The days up to this state.
         """

@@ -90,11 +90,11 @@ def open_inputs(
     engine: Engine,
     on_progress: OnProgress,
 ) -> Iterator[RowInputs]:
-    """Find the files of a log, or call the source that its description names, and drop bad rows.
+    """Find the files of a log, or call the source that its spec names, and drop bad rows.
 
     Args:
         sources: Files, directories or URLs of rows.
-        spec: The description of the log.
+        spec: The spec of the log.
         tables: The tables that are joined.
         directory: Directory of temporary files; None: that of the system.
         skip_bad: The largest number of bad rows to drop; None does not check the rows.
@@ -102,9 +102,9 @@ def open_inputs(
         on_progress: Receives the progress of each step.
     """
     if not sources and spec.source is None:
-        raise RankfallError("sources: found no files, and the description has no `source`; expected one of them")
+        raise RankfallError("sources: found no files, and the spec has no `source`; expected one of them")
     if sources and spec.source is not None:
-        raise RankfallError("sources: found files, and a `source` in the description; expected one of them")
+        raise RankfallError("sources: found files, and a `source` in the spec; expected one of them")
     steps = partial(Step, on_progress=on_progress)
     with (
         rows_of_source(spec, steps("reading the source", None), directory) as (own_files, own),
@@ -170,9 +170,9 @@ def prepare_rows(
 
     Args:
         sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
-            (``"s3://bucket/log"``); none if the description has a `source`.
+            (``"s3://bucket/log"``); none if the spec has a `source`.
         out: The directory to write.
-        spec: The description of columns, stages and features.
+        spec: The spec of columns, stages and features.
         items: A table with more columns of items.
         users: A table with more columns of users.
         requests: A table with more columns of requests.
@@ -192,7 +192,7 @@ def prepare_rows(
 
     Raises:
         TooManyBadError: If more rows are bad than `skip_bad` allows, or a problem is not one of rows.
-        ValueError: If the rows, the tables or the description contradict each other; the message says where.
+        ValueError: If the rows, the tables or the spec contradict each other; the message says where.
     """
     check_seed(seed)
     if portion_rows < 1:
@@ -258,8 +258,8 @@ def check_rows(
 
     Args:
         sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
-            (``"s3://bucket/log"``); none if the description has a `source`.
-        spec: The description of columns, stages and features.
+            (``"s3://bucket/log"``); none if the spec has a `source`.
+        spec: The spec of columns, stages and features.
         items: A table with more columns of items.
         users: A table with more columns of users.
         requests: A table with more columns of requests.
@@ -308,9 +308,9 @@ def append_rows(
     """Append new days to a log that :func:`prepare_rows` wrote.
 
     Args:
-        sources: Files, directories or URLs with the rows of the new days; none if the description has a `source`.
+        sources: Files, directories or URLs with the rows of the new days; none if the spec has a `source`.
         path: The log.
-        spec: The description of the log, if its `source` has other options now; nothing else may differ.
+        spec: The spec of the log, if its `source` has other options now; nothing else may differ.
         items: A table with more columns of items, if the log was prepared with one.
         users: A table with more columns of users, if the log was prepared with one.
         requests: A table with more columns of the new requests, if the log was prepared with one.
@@ -337,7 +337,7 @@ def append_rows(
         if spec is None:
             spec = log.spec
         else:
-            check_same_description(spec, log)
+            check_same_spec(spec, log)
             spec = with_absolute_source(spec)
         stored = StoredState(log)
         opened = partial(open_inputs, skip_bad=skip_bad, engine=engine, on_progress=on_progress)
@@ -412,8 +412,8 @@ def check_tables(log: ImpressionLog, tables: Mapping[Origin, object]) -> None:
             )
 
 
-def check_same_description(spec: Spec, log: ImpressionLog) -> None:
-    """Check that a description differs from that of a log in `source` and `events` at most.
+def check_same_spec(spec: Spec, log: ImpressionLog) -> None:
+    """Check that a spec differs from that of a log in `source` and `events` at most.
 
     Raises:
         ValueError: If another key differs.
@@ -421,7 +421,7 @@ def check_same_description(spec: Spec, log: ImpressionLog) -> None:
     ours, theirs = (some.model_dump(mode="json", exclude={"source", "events"}) for some in (spec, log.spec))
     for key, value in ours.items():
         if value != theirs[key]:
-            raise RankfallError(f"spec: {key} differs from the description of {log.path}, to which days are appended")
+            raise RankfallError(f"spec: {key} differs from the spec of {log.path}, to which days are appended")
 
 
 def _check_days(log: ImpressionLog, order: RequestOrder, *, reopen: bool) -> None:

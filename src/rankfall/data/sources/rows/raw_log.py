@@ -47,7 +47,7 @@ _OF_GROUP: dict[Group, tuple[Origin, ...]] = {
 }
 
 
-# the keys of a description that name columns, beside features and sequences
+# the keys of a spec that name columns, beside features and sequences
 _KEYS: dict[str, tuple[Role, tuple[Origin, ...]]] = {
     "request": ("id", _OF_ROW),
     "item": ("id", _OF_ROW),
@@ -66,7 +66,7 @@ _KEYS: dict[str, tuple[Role, tuple[Origin, ...]]] = {
 
 
 class ColumnUse(NamedTuple):
-    """A column that one key of the description needs."""
+    """A column that one key of the spec needs."""
 
     key: str
     column: str
@@ -75,7 +75,7 @@ class ColumnUse(NamedTuple):
 
 
 def column_uses(spec: Spec) -> Iterator[ColumnUse]:
-    """Iterate over everything that a description needs."""
+    """Iterate over everything that a spec needs."""
     for key, (role, origins) in _KEYS.items():
         value = getattr(spec, key)
         if key == "stages":
@@ -127,7 +127,7 @@ def columns_sharing_ids(spec: Spec) -> list[set[str]]:
 
 
 class Columns(NamedTuple):
-    """The columns of a log by the names that its description uses.
+    """The columns of a log by the names that its spec uses.
 
     A column that is used in several ways has one name for each of them: ``price``, and ``price (as number)``.
     """
@@ -143,13 +143,13 @@ def find_columns(
     names: Mapping[Origin, str],
     on_missing: Callable[[ColumnUse, str], None] | None = None,
 ) -> Columns:
-    """Find every column that a description needs.
+    """Find every column that a spec needs.
 
     Args:
-        spec: The description of the log.
+        spec: The spec of the log.
         found: The columns of the log and of each table.
         names: The names of the log and of each table in error messages.
-        on_missing: Receives what the description needs and no file has; these keys are then left out. By default this
+        on_missing: Receives what the spec needs and no file has; these keys are then left out. By default this
             is an error.
 
     Raises:
@@ -158,7 +158,7 @@ def find_columns(
     ways: dict[str, tuple[str, Origin]] = {}
     origins: dict[str, Origin] = {}
     stored: dict[str, str] = {}
-    names_of: dict[str, str] = {}  # by key of the description
+    names_of: dict[str, str] = {}  # by key of the spec
     for use in sorted(column_uses(spec), key=_can_be_renamed):  # those that cannot keep the names of the files
         _, known = ways.get(use.column, (None, None))
         here = (one for one in use.origins if use.column in found.get(one, ()))
@@ -168,7 +168,7 @@ def find_columns(
             available = [column for one in searched for column in found[one]]
             message = (
                 f"{' and '.join(names[one] for one in searched)}: found no column {use.column!r} ({use.key} of the "
-                f"description){did_you_mean(use.column, available)}; the columns are "
+                f"spec){did_you_mean(use.column, available)}; the columns are "
                 f"{', '.join(dict.fromkeys(available))}"
             )
             if on_missing is None:
@@ -206,7 +206,7 @@ def _can_be_renamed(use: ColumnUse) -> bool:
 
 
 def _with_columns(spec: Spec, names: Mapping[str, str]) -> Spec:
-    """Return a description whose keys use columns of other names; it is not validated again."""
+    """Return a spec whose keys use columns of other names; it is not validated again."""
     new: dict[str, Any] = {}
     groups: dict[str, dict[str, FeatureConfig]] = {}
     for key, name in names.items():
@@ -243,10 +243,10 @@ class RowBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RawLog:
-    """The files of a log, and the origin and type of each column that its description needs.
+    """The files of a log, and the origin and type of each column that its spec needs.
 
     `spec` names columns as :func:`find_columns` does; `stored` has the names in the files that differ. Columns that the
-    description needs and no file has are in `spec` only.
+    spec needs and no file has are in `spec` only.
     """
 
     spec: Spec
@@ -268,7 +268,7 @@ class RawLog:
         """Find the origin and type of every column.
 
         Args:
-            spec: The description of the log.
+            spec: The spec of the log.
             files: The files of the log and of the tables that are joined.
             on_text: Receives the number of rows of text files that were read to find their types.
             engine: Runs the work on the files.
@@ -322,7 +322,7 @@ class RawLog:
         keys: dict[Origin, str | None] = {"items": self.spec.item, "users": self.spec.user}
         key = keys.get(origin, self.spec.request)
         if key is None:
-            raise RankfallError(f"{origin}: the description has no `user`, the column by which this table is joined")
+            raise RankfallError(f"{origin}: the spec has no `user`, the column by which this table is joined")
         return key
 
     def columns(self, origin: Origin) -> list[str]:

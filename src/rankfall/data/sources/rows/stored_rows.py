@@ -163,7 +163,7 @@ _EXPECTED = "pyarrow tables or polars frames of rows"
 
 
 def with_absolute_source(spec: Spec) -> Spec:
-    """Return a description whose source, if it is a file, has its absolute path."""
+    """Return a spec whose source, if it is a file, has its absolute path."""
     if spec.source is None:
         return spec
     return spec.model_copy(update={"source": {**spec.source, "name": absolute(spec.source["name"])}})
@@ -173,10 +173,10 @@ def with_absolute_source(spec: Spec) -> Spec:
 def rows_of_source(
     spec: Spec, on_rows: Report, inside: Path | None = None
 ) -> Iterator[tuple[list[RowFile], dict[str, Any] | None]]:
-    """Yield the rows of the source that a description names in temporary files, and the entry of the manifest about it.
+    """Yield the rows of the source that a spec names in temporary files, and the entry of the manifest about it.
 
     Args:
-        spec: The description. If it names no source, there are no files and no entry.
+        spec: The spec. If it names no source, there are no files and no entry.
         on_rows: Receives the number of rows of each table.
         inside: The directory of the temporary directory; by default that of the system.
 

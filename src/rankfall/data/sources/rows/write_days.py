@@ -189,7 +189,7 @@ def provenance(
         raw: The raw log.
         requests: The order of its requests.
         state: The state after the last day, with its encoding and counts.
-        own: The entry about the source of the description, if it has one.
+        own: The entry about the source of the spec, if it has one.
         seed: The seed of the sampler.
         fit_days: The days that the encoding was fitted to.
         on_file: Receives 1 for each file whose checksum was computed.
@@ -243,7 +243,7 @@ def appended_provenance(
         before: The provenance before.
         made: The provenance of the new days, with the counts of all days.
         days: All days of the log, in order.
-        spec: The description of the log.
+        spec: The spec of the log.
     """
     tables = {origin: list(files) for origin, files in before["tables"].items()}
     for origin, files in made["tables"].items():
