@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 
 import rankfall as rf
-from rankfall.api.streaming import DayBundles
+from rankfall.api.studies import DayBundles
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.serving import Bundle

@@ -445,7 +445,7 @@ def test_an_interrupted_reproduction_prints_how_to_continue(
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankfall.api.reproducing.run_reproduction", interrupted)
+    monkeypatch.setattr("rankfall.api.studies.run_reproduction", interrupted)
     out = tmp_path / "out"
     assert run("reproduce", "pirank-table1", "--data", "generated", "--quick", "--out", str(out)) == 130
     assert f"finished runs are kept in {out}; the same command continues from there" in message(capsys)

@@ -128,7 +128,7 @@ def test_a_bundle_of_other_weights_is_said(
     copy = shutil.copytree(platform_run(), tmp_path / "run")
     assert run("plan", copy, "--bundle", platform_bundle()) == 0
     assert "other weights" not in capsys.readouterr().err
-    monkeypatch.setattr("rankfall.api.measuring.checksum", lambda path: f"weights of another {path.name}")
+    monkeypatch.setattr("rankfall.api.training.checksum", lambda path: f"weights of another {path.name}")
     assert run("plan", copy, "--bundle", platform_bundle()) == 0
     assert "was exported from other weights (run " in " ".join(capsys.readouterr().err.split())
 

@@ -12,16 +12,11 @@ output.
 from __future__ import annotations
 
 from rankfall._errors import RankfallWarning
-from rankfall.api.comparing import compare, tune
-from rankfall.api.exporting import ExportedBundle, export
-from rankfall.api.measuring import diagnose, evaluate, plan, report
-from rankfall.api.preparing import PreparedData, prepare
-from rankfall.api.records import CleaningResult, CollectedRecords, clean, collect, join
-from rankfall.api.reproducing import ReproductionResult, reproduce
+from rankfall.api.data import PreparedData, SimulatedLog, prepare, simulate
+from rankfall.api.serving import CleaningResult, CollectedRecords, ExportedBundle, clean, collect, export, join
 from rankfall.api.shared import Progress
-from rankfall.api.simulating import SimulatedLog, simulate
-from rankfall.api.streaming import stream
-from rankfall.api.training import TrainedRun, train
+from rankfall.api.studies import ReproductionResult, compare, reproduce, stream, tune
+from rankfall.api.training import TrainedRun, diagnose, evaluate, plan, report, train
 
 __all__ = [
     "CleaningResult",

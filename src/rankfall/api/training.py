@@ -1,30 +1,35 @@
-"""``rf.train`` and its result."""
+"""``rf.train``, ``rf.evaluate``, ``rf.diagnose``, ``rf.plan`` and ``rf.report``: runs, their figures and pages."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankfall._errors import RankfallError, checked, stop_at_ctrl_c
 from rankfall._tables import StoredTables
-from rankfall.api import exporting, measuring
+from rankfall.api import serving, shared
 from rankfall.api.shared import Progress, issue, override_words, reported, warn
+from rankfall.storage.disk import make_directory
+from rankfall.storage.files import checksum
 from rankfall.storage.manifests import verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from rankfall._config import ConfigLike
-    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike
+    from rankfall.api.shared import EngineName, OnNotice, Overrides, PathLike, ProgressLike, RunLike
     from rankfall.option_types import Count, Seconds, Seed
     from rankfall.studies.diagnosis.diagnosis_result import Diagnosis
+    from rankfall.studies.plan.plan_quotas import Costs
     from rankfall.studies.plan.plan_result import PlanResult
     from rankfall.studies.results import SplitEvaluation
     from rankfall.training.config.load_config import TrainConfig
     from rankfall.training.run_directory import Step, TrainResult
+
 
 TIMEOUT = 600.0  # seconds; longer than the first process takes to write a checkpoint
 
@@ -68,19 +73,19 @@ class TrainedRun(StoredTables):
 
     def evaluate(self, split: str = "test", **options: Any) -> SplitEvaluation:
         """Evaluate the run; see :func:`rankfall.evaluate`."""
-        return measuring.evaluate(self, split, **options)
+        return evaluate(self, split, **options)
 
     def diagnose(self, split: str = "test", **options: Any) -> Diagnosis:
         """Find out where and why the cascade loses relevant items; see :func:`rankfall.diagnose`."""
-        return measuring.diagnose(self, split, **options)
+        return diagnose(self, split, **options)
 
     def plan(self, split: str = "test", **options: Any) -> PlanResult:
         """Find the quotas that keep most for their cost; see :func:`rankfall.plan`."""
-        return measuring.plan(self, split, **options)
+        return plan(self, split, **options)
 
     def export(self, out: PathLike, **options: Any) -> Any:
         """Write the run as a bundle that can be served; see :func:`rankfall.export`."""
-        return exporting.export(self, out, **options)
+        return serving.export(self, out, **options)
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``rankfall train --json`` prints."""
@@ -281,3 +286,305 @@ def validation_texts(values: Mapping[str, float], metric: str) -> list[str]:
 
     shown = [metric, *(name for name in values if name.endswith("/recall") and name != metric)]
     return [f"{shown_name(name)} {values[name]:.4f}" for name in shown]
+
+
+@checked
+def evaluate(
+    run: RunLike,
+    split: str = "test",
+    *,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    verify: bool = True,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = shared.warn,
+) -> SplitEvaluation:
+    """Evaluate the best weights of a run.
+
+    The result of a run's own configuration and data is written to its directory, with the page ``report.html``. A
+    result with `overrides` or other data is written to `out`, or not at all.
+
+    Args:
+        run: Run directory, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a split or day.
+        overrides: What is measured differently, such as ``{"data.length": "all"}``: a dictionary by dotted keys, or
+            ``"key=value"`` strings.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
+        out: Directory of the result. Default: the run directory, or none.
+        trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If there is no run, or the split, the data or an override do not fit it.
+    """
+    from rankfall.reporting.files import shown_in, write_evaluation_report, write_report
+    from rankfall.studies.evaluate import evaluate_run, result_directory
+    from rankfall.studies.results import SplitEvaluation
+    from rankfall.training.run_directory import CONFIG, RESULT
+
+    path, words = shared.run_directory(run), shared.override_words(overrides)
+    moved, target = None if data is None else str(data), shared.optional_path(out)
+    if (path / CONFIG).exists() and not (path / RESULT).exists():
+        on_notice(f"the training run {path} did not finish; its best weights so far are evaluated")
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        report(shared.Progress("evaluating"))
+        evaluation = evaluate_run(
+            path,
+            split,
+            data=moved,
+            overrides=words,
+            out=target,
+            trust=trust,
+            on_impressions=shared.counter(report, "evaluating"),
+            on_notice=on_notice,
+        )
+        directory = result_directory(path, data=moved, overrides=words, out=target)
+        if directory == path:
+            write_report(path, trust=trust)
+        elif directory is not None:
+            write_evaluation_report(path, directory, trust=trust)
+        summary = SplitEvaluation(**vars(evaluation.summary()), split=split, overrides=words or None)
+    shared.issue(summary.warnings, on_notice)
+    return shown_in(summary, directory)
+
+
+@checked
+def diagnose(
+    run: RunLike,
+    split: str = "test",
+    *,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    verify: bool = True,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = shared.warn,
+) -> Diagnosis:
+    """Find out where and why a cascade loses relevant items.
+
+    The result is written as ``diagnosis.json`` to the directory that :func:`rankfall.evaluate` writes to.
+
+    Args:
+        run: Run directory of a cascade, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        overrides: What is measured differently, as for :func:`rankfall.evaluate`.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
+        out: Directory of the result. Default: the run directory, or none.
+        trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If it is not the run of a cascade, or no request has a relevant item.
+    """
+    from rankfall.reporting.files import shown_in
+    from rankfall.studies.diagnosis.diagnose import diagnose_run, diagnosis_file
+    from rankfall.studies.evaluate import result_directory
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
+
+    path, words = shared.run_directory(run), shared.override_words(overrides)
+    moved = None if data is None else str(data)
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        read_config_as(CascadeConfig, path, trust=trust)  # refuses the run of a ranker before anything else
+        directory = result_directory(path, data=moved, overrides=words, out=shared.optional_path(out))
+        report(shared.Progress("scoring"))
+        diagnosis = diagnose_run(
+            path,
+            split,
+            data=moved,
+            overrides=words,
+            trust=trust,
+            on_impressions=shared.counter(report, "scoring"),
+            on_notice=on_notice,
+            on_step=lambda name, number, of: shared.stepper(report)(f"diagnosing: {name}", number, of),
+        )
+    if directory is not None:
+        make_directory(directory)
+        diagnosis.save(diagnosis_file(directory, split))
+    return shown_in(diagnosis, directory)
+
+
+@checked
+def plan(
+    run: RunLike,
+    split: str = "test",
+    *,
+    costs: Mapping[str, str | float] | Sequence[str] | None = None,
+    bundle: PathLike | None = None,
+    budget: str | float | None = None,
+    recall: float | None = None,
+    metric: Literal["joint_recall", "joint_value"] = "joint_recall",
+    grid: Mapping[str, Sequence[int]] | Sequence[str] | None = None,
+    overrides: Overrides = (),
+    data: PathLike | None = None,
+    out: PathLike | None = None,
+    trust: bool = False,
+    verify: bool = True,
+    progress: ProgressLike = True,
+    on_notice: OnNotice = shared.warn,
+) -> PlanResult:
+    """Find the quotas of a cascade that keep most of the relevant items for their cost.
+
+    Args:
+        run: Run directory of a cascade, or what :func:`rankfall.train` returned.
+        split: ``"train"``, ``"valid"`` or ``"test"`` of the configuration, or the name of a day.
+        costs: Cost of an item that enters a stage, by stage: a number, or a text such as ``"8us"`` or ``"0.2ms+8us"``
+            with a cost per request. Default: costs of the kinds of models, with a notice.
+        bundle: Measure the costs as CPU time on this bundle of the run.
+        budget: Largest cost of a request, such as 5ms: find the best quotas. Default: the cost of the current quotas.
+        recall: Smallest value of the metric: find the cheapest quotas.
+        metric: The metric to plan for.
+        grid: Quotas to try, by stage. Default: from the last quota to four times the current one.
+        overrides: What is measured differently, as for :func:`rankfall.evaluate`.
+        data: Path of the prepared data, if it was moved. Default: the path used for training.
+        out: Directory of ``plan.json`` and of a page. Default: the run directory.
+        trust: Import code that the stored configuration names.
+        verify: Compare the data and the run with their checksums when they are first read.
+        progress: True shows progress on standard error, False shows none, a function receives
+            :class:`~rankfall.api.Progress`.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If it is not the run of a cascade, or costs, budget, recall and grid do not fit it.
+    """
+    from rankfall.reporting.files import shown_in, write_evaluation_report, write_report
+    from rankfall.studies.evaluate import evaluation_files
+    from rankfall.studies.plan import plan_quotas
+    from rankfall.studies.plan.quota_search import parse_grid
+    from rankfall.training.config.cascade_config import CascadeConfig
+    from rankfall.training.run_directory import read_config_as
+
+    if costs and bundle is not None:
+        raise RankfallError("found with `costs`, expected one of them", "bundle")
+    if budget is not None and recall is not None:
+        raise RankfallError("found with `budget`, expected one of them", "recall")
+    if recall is not None and not 0 < recall <= 1:
+        raise RankfallError(f"found {recall:g}, expected more than 0 and at most 1", "recall")
+    if metric not in plan_quotas.METRICS:
+        raise RankfallError(f"found {metric!r}, expected one of {', '.join(plan_quotas.METRICS)}", "metric")
+    path, words, directory = shared.run_directory(run), shared.override_words(overrides), shared.optional_path(out)
+    with verification(verify, on_notice), shared.reported(progress) as report:
+        current = plan_quotas.current_quotas(path, words, trust=trust)
+        tried = parse_grid(_stage_words(grid), list(current))
+        if costs:
+            priced = plan_quotas.Costs(*plan_quotas.parse_costs(_stage_words(costs), list(current)), "given")
+        elif bundle is not None:
+            priced = _measured_costs(path, Path(bundle), current, tried, report, on_notice)
+        else:
+            stages = read_config_as(CascadeConfig, path, trust=trust).stages
+            priced = plan_quotas.Costs.defaults({stage.name: str(stage.model.get("kind")) for stage in stages})
+        limit = None if budget is None else plan_quotas.parse_budget(str(budget), priced.unit)
+        report(shared.Progress("scoring"))
+        result = plan_quotas.plan_run(
+            path,
+            split,
+            costs=priced,
+            target=plan_quotas.Target(limit, recall),
+            metric=metric,
+            grid=tried,
+            data=None if data is None else str(data),
+            overrides=words,
+            out=directory,
+            trust=trust,
+            on_impressions=shared.counter(report, "scoring"),
+            on_notice=on_notice,
+            on_step=shared.stepper(report),
+        )
+        if directory is None:
+            write_report(path, trust=trust)
+        elif evaluation_files(directory)[0].is_file():
+            write_evaluation_report(path, directory, trust=trust)
+    shared.issue(result.warnings, on_notice)
+    return shown_in(result, directory or path)
+
+
+def _stage_words(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """Return values of stages as strings ``STAGE=VALUE``."""
+    if not isinstance(given, Mapping):
+        return list(given or ())
+    texts = {
+        stage: value if isinstance(value, str | float | int) else ",".join(map(str, value))
+        for stage, value in given.items()
+    }
+    return [f"{stage}={text}" for stage, text in texts.items()]
+
+
+def _measured_costs(
+    run: Path,
+    path: Path,
+    current: Mapping[str, int],
+    grid: Mapping[str, Sequence[int]],
+    report: Callable[[shared.Progress], object],
+    on_notice: OnNotice,
+) -> Costs:
+    from rankfall.studies.plan.plan_quotas import Costs, largest_quotas
+
+    with shared.requires_extra("plan --bundle", "serve"):
+        from rankfall.benchmarks.serve import requests_like_examples
+        from rankfall.serving import Bundle
+        from rankfall.studies.plan.stage_costs import REQUESTS, measure_costs
+    bundle, stages = Bundle.load(path), list(current)
+    if bundle.names != stages:
+        raise RankfallError(
+            f"bundle: found the stages {', '.join(bundle.names)} in {path}, expected {', '.join(stages)} as in the run"
+        )
+    source = bundle.manifest["source"]
+    if source.get("checkpoint") != checksum(run / "checkpoints" / "best.safetensors"):
+        on_notice(f"{path} was exported from other weights (run {source.get('run')}); its costs are measured anyway")
+    first, *others = largest_quotas(current, grid)
+    measured = measure_costs(
+        bundle,
+        requests_like_examples(bundle, REQUESTS),
+        [first, first, *others[:-1]],
+        on_step=shared.stepper(report),
+    )
+    return Costs(measured, "s", "measured")
+
+
+@checked
+def report(
+    directory: RunLike,
+    out: PathLike | None = None,
+    *,
+    figures: PathLike | None = None,
+    trust: bool = False,
+    verify: bool = True,
+    on_notice: OnNotice = shared.warn,
+) -> Path:
+    """Write the page of a run, a comparison or a stream as one HTML file, and return its path.
+
+    Args:
+        directory: Directory of the run, the comparison or the stream, or what :func:`rankfall.train` returned.
+        out: File to write. Default: ``report.html`` in the directory.
+        figures: Also write every figure of the page to this directory, as SVG and PNG.
+        trust: Import code that the stored configuration names.
+        verify: Compare the files of a run with their checksums.
+        on_notice: Receives notices. Default: they are issued as :class:`~rankfall.RankfallWarning`.
+
+    Raises:
+        ValueError: If the directory has no result, or `out` is another file.
+    """
+    from rankfall.reporting.files import write_report
+
+    path = shared.run_directory(directory)
+    with verification(verify, on_notice):
+        page = write_report(path, shared.optional_path(out), trust=trust)
+        if figures is not None:
+            page_figures(path, Path(figures), trust=trust, on_notice=on_notice)
+    return page
+
+
+def page_figures(directory: Path, out: Path, *, trust: bool = False, on_notice: OnNotice = shared.warn) -> list[Path]:
+    """Write all figures of the page of a run, a comparison or a stream, and return their files."""
+    from rankfall.reporting.files import figures_of
+
+    return shared.write_figures(figures_of(directory, trust=trust), out, on_notice)

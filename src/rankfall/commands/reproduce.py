@@ -9,7 +9,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rankfall import api
-from rankfall.api.reproducing import DEFAULT_OUT, data_source
+from rankfall.api.studies import DEFAULT_OUT, data_source
 from rankfall.commands import terminal
 from rankfall.commands.verb import Call, verb
 

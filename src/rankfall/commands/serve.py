@@ -11,7 +11,7 @@ import typer
 from annotated_types import Ge, Le
 
 from rankfall._errors import RankfallError
-from rankfall.api.records import milliseconds
+from rankfall.api.serving import milliseconds
 from rankfall.commands.terminal import print_message, requires_extra
 from rankfall.commands.verb import command
 from rankfall.option_types import Fraction

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankfall.api.streaming import _items_after
+from rankfall.api.studies import _items_after
 from rankfall.data import ImpressionLoader
 from rankfall.data.impressions.compatibility import log_warnings
 from rankfall.data.impressions.items import items_on

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankfall.api.streaming import DayBundles
+from rankfall.api.studies import DayBundles
 from rankfall.cascade import Cascade
 from rankfall.data import ImpressionLoader, ImpressionLog
 from rankfall.serving import Bundle
