@@ -146,7 +146,9 @@ def test_files_that_are_too_large_are_not_read_to_their_end(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="/dev/zero is not a file, expected a YAML file"):
         read_source("/dev/zero")
     (tmp_path / "large.yaml").write_text("# " + "a" * 1_000_000)
-    with pytest.raises(ConfigError, match=r"large\.yaml: found more than 1,000,000 bytes"):
+    with pytest.raises(
+        ConfigError, match=r"large\.yaml: found a larger file, expected a YAML file of at most 1,000,000 bytes"
+    ):
         read_source(tmp_path / "large.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"a: caf\xe9")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):

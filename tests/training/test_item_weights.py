@@ -303,7 +303,7 @@ def test_probabilities_outside_of_their_range_are_named(drawn: ImpressionLog, tm
     for wrong in (0.0, 1.5, -0.5):
         place = table.column_names.index("drawn")
         pq.write_table(table.set_column(place, "drawn", pa.array([wrong] * len(table))), tmp_path / "rows.parquet")
-        with pytest.raises(ValueError, match=rf"column 'drawn': found {wrong}, expected a probability above 0"):
+        with pytest.raises(ValueError, match=rf"column 'drawn': found {wrong}, expected a number above 0"):
             prepare_rows([tmp_path / "rows.parquet"], tmp_path / "log", drawn.spec)
 
 

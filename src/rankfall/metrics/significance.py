@@ -683,6 +683,6 @@ def interval(figures: Tensor, level: float = LEVEL) -> tuple[Tensor, Tensor]:
     Resamples in which a figure is undefined (NaN) are left out.
     """
     check_share("level", level)
-    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=figures.dtype)
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=figures.dtype, device=figures.device)
     low, high = figures.nanquantile(tails, dim=0)
     return low, high

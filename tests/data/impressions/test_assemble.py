@@ -107,7 +107,7 @@ def test_positions_of_shown_items() -> None:
 @pytest.mark.parametrize(
     ("places", "message"),
     [
-        ([0, -2, 1, 2, 3], r"column 'place': found -2, expected at least 0, or -1 for none \(request 7"),
+        ([0, -2, 1, 2, 3], r"column 'place': found -2, expected a whole number from 0 on, or -1 for none \(request 7"),
         ([0.0, 0.5, 1.0, 2.0, 3.0], "column 'place': found Float64, expected whole numbers"),
     ],
 )
@@ -321,11 +321,11 @@ def test_truth_goes_along() -> None:
         ({"size": [[1.0, 2.0], [3.0, None], [5.0, 6.0], [3.0, 4.0], [9.0, 9.0]]}, r"column 'size': .* \(request 7\)"),
         (
             {"rank": [0, 2**31, 2, 3, 4]},
-            r"column 'rank': found 2147483648, expected at least 0, or -1 for none \(request 7",
+            r"column 'rank': found 2147483648, expected a whole number from 0 on, or -1 for none \(request 7",
         ),
         (
             {"rank": [0, -4, 2, 3, 4]},
-            r"column 'rank': found -4, expected at least 0, or -1 for none \(request 7",
+            r"column 'rank': found -4, expected a whole number from 0 on, or -1 for none \(request 7",
         ),
         (
             {"view": [0.0, 1.0, float("inf"), 0.0, 0.0]},

@@ -378,7 +378,9 @@ def test_rules_that_read_otherwise_than_the_log_are_refused(
     assert compare_with_log(rows_log, rules, vocabularies) > 100
     rule = {**rules["user"], **rules["context"], **of_events}[feature]
     rule.update(change)
-    with pytest.raises(ValueError, match=rf"\.{feature}: .* is encoded differently than in the log"):
+    with pytest.raises(
+        ValueError, match=rf"\.{feature}: .* is encoded differently than in the log|expected a number from"
+    ):
         compare_with_log(rows_log, rules, vocabularies)
 
 
