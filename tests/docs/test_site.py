@@ -188,7 +188,7 @@ SHOWN = [
     "tutorials/own-log/",
     "methods/objectives/lcron/",
     "reference/cli/",
-    "reference/api/data/",
+    "reference/api/preparing/",
     "reference/results/",
 ]
 SCHEMES: dict[Literal["light", "dark"], str] = {"light": "default", "dark": "slate"}

@@ -1450,6 +1450,7 @@ def test_adaptive_losses_mask_weigh_and_reduce(name: str, make: Any) -> None:
 # --- labels below 0 ---------------------------------------------------------------------------------------------
 
 OF_ORDER = {"listmle_loss", "ranknet_loss", "sort_cross_entropy_loss"}
+OF_ORDER |= tables_of_files(Path(__file__).parent, "OF_ORDER").keys()
 BY_NAME: dict[str, Any] = {name: getattr(losses, name) for name in NAMES}
 BY_NAME |= {name: lambda s, y, mask, make=make, **o: make(**o)(s, y, mask=mask) for name, make in ADAPTIVE}
 SHIFTED = [*CASES, *((name, {}) for name, _ in ADAPTIVE)]

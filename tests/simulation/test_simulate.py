@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rankfall.api.data import Preset
+from rankfall.api.preparing import Preset
 from rankfall.data.impressions.log import ImpressionLog
 from rankfall.data.sources.recflow import prepare_recflow
 from rankfall.simulation.platform import Platform

@@ -12,7 +12,7 @@ output.
 from __future__ import annotations
 
 from rankfall._errors import RankfallWarning
-from rankfall.api.data import PreparedData, SimulatedLog, prepare, simulate
+from rankfall.api.preparing import PreparedData, SimulatedLog, prepare, simulate
 from rankfall.api.serving import CleaningResult, CollectedRecords, ExportedBundle, clean, collect, export, join
 from rankfall.api.shared import Progress
 from rankfall.api.studies import ReproductionResult, compare, reproduce, stream, tune

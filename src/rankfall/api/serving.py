@@ -326,7 +326,7 @@ def join(
         raise RankfallError(f"poll: found {poll!r}, expected seconds above 0")
     with reported(progress) as report, stop_at_ctrl_c(stop) as stopping:
         report(Progress("opening the log"))
-        from rankfall.api.data import read_spec
+        from rankfall.api.preparing import read_spec
         from rankfall.online.join_log import Joiner, JoinSettings
 
         paths = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from rich.table import Column, Table
 
-from rankfall.api import data
+from rankfall.api import preparing
 from rankfall.commands import terminal
 from rankfall.commands.verb import Call, group, verb
 
@@ -37,7 +37,7 @@ TABLE = {"metavar": "PATH", "parser": existing_source, "kind": str}  # one that 
 
 
 @verb(
-    data.letor,
+    preparing.letor,
     source={"argument": "SRC...", "kind": list[str]},
     groups={"kind": list[Path]},
     standardise={"metavar": "SPLIT"},
@@ -84,7 +84,7 @@ def letor(call: Call, as_json: bool = False) -> None:
 
 
 @verb(
-    data.rows,
+    preparing.rows,
     source={"argument": "SRC", "parser": existing_source, "kind": list[str]},
     items=TABLE,
     users=TABLE,
@@ -118,7 +118,7 @@ def rows(call: Call, as_json: bool = False) -> None:
 
 
 @verb(
-    data.recflow,
+    preparing.recflow,
     source={"argument": "SRC", "exists": True, "file_okay": False, "kind": Path},
     stages={"kind": Literal["2", "3"]},
     days={"metavar": "FIRST..LAST"},

@@ -27,7 +27,7 @@ from rankfall.training.config.component_checks import measures, names_first
 from rankfall.training.config.load_config import TrainConfig, apply_overrides, merge, set_option, validate_any
 from rankfall.training.config.ranker_config import DEFAULT_METRICS, TrainingConfig
 from rankfall.training.config.sections import Count, Names
-from rankfall.training.run_directory import identity
+from rankfall.training.run_directory import RESUME_MUTABLE_KEYS, identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -481,16 +481,11 @@ def _grid(config: ComparisonConfig, name: str, variant: Variant) -> list[Setting
 
 def _run_name(config: RunConfig, data_checksum: str) -> str:
     """Return the name of a run: the same for the same training on the same data, wherever they are stored."""
-    content = config.model_dump(
-        mode="json",
-        exclude={
-            "metrics": True,
-            "stage_metrics": True,
-            "feedback": True,
-            "data": {"path"},
-            "training": {"checkpoint_every", "keep", "track", "mlflow", "device", "compile"},
-        },
-    )
+    excluded: dict[str, Any] = {}  # what does not change the weights
+    for key in RESUME_MUTABLE_KEYS:
+        section, _, name = key.partition(".")
+        excluded[section] = excluded.get(section, set()) | {name} if name else True
+    content = config.model_dump(mode="json", exclude=excluded)
     content, code = identity(config, content)
     text = json.dumps([content, data_checksum, *([code] if code else [])], sort_keys=True)
     return f"{method_of(config).title}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -304,7 +304,7 @@ RESUME_MUTABLE_KEYS = (
     "training.device",
     "training.compile",
 )
-"""Keys of a configuration that may change between the start and the resumption of a run."""
+"""Keys of a configuration that do not change weights: a run may be resumed with others, and its name has none."""
 
 
 class TrainingError(RankfallError):
