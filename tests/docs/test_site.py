@@ -188,7 +188,7 @@ SHOWN = [
     "tutorials/own-log/",
     "methods/objectives/lcron/",
     "reference/cli/",
-    "reference/api/preparing/",
+    "reference/api/data/",
     "reference/results/",
 ]
 SCHEMES: dict[Literal["light", "dark"], str] = {"light": "default", "dark": "slate"}
