@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from rankfall.metrics import funnel
-from rankfall.reporting.charts import curves, heat_maps
-from rankfall.reporting.figures import save
+from rankfall.reporting.charts import curves, heat_maps, save
 from rankfall.simulation.platform import COARSE, POSITIVES, PRERANK, Platform
 from rankfall.simulation.presets import preset_of
 from rankfall.simulation.world import NO_ITEM, mixed

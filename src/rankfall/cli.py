@@ -70,6 +70,8 @@ class _Verbs(TyperGroup):
         except Exception as error:
             # Not in main: typer takes a broken pipe and an EOFError for something that standard output or input did.
             if hasattr(error, "exit_code"):  # an exception of typer for wrong usage, or an exit
+                if hasattr(error, "message"):  # pydantic's, by which typer checks choices
+                    error.message = str(error.message).removeprefix("Value error, ")
                 raise
             exit_for(error, ctx.obj)
 

@@ -106,7 +106,7 @@ def test_costs_are_measured_on_a_bundle(capsys: pytest.CaptureFixture[str], tmp_
         (["--recall", "1"], 1, "recall: found 1, expected at most"),
         (["--recall", "2"], 2, "found 2, expected more than 0 and at most 1"),
         (["--recall", "0.5", "--budget", "3"], 2, "found with --budget, expected one of them"),
-        (["--metric", "recall"], 2, "'recall' is not one of 'joint_recall', 'joint_value'"),
+        (["--metric", "recall"], 2, "'--metric': 'recall' is not one of 'joint_recall', 'joint_value'"),
         (["--grid", "ranker=3"], 1, "grid: found the stage 'ranker', expected one of retrieval, ranking, did you mean"),
         (["stages.0.model.dim=8"], 1, "override: found stages.0.model.dim=8"),
     ],

@@ -47,7 +47,7 @@ def test_configurations_with_wrong_values_are_refused(folder: Path, kind: str, c
 
 @cases(25)
 @given(changes=structure_changes())
-def test_descriptions_with_wrong_values_are_refused(folder: Path, changes: list[Any]) -> None:
+def test_specs_with_wrong_values_are_refused(folder: Path, changes: list[Any]) -> None:
     content = as_yaml("spec", changes)
     with one_case("spec", content):
         read_spec(content, folder)

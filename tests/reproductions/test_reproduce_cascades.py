@@ -16,7 +16,7 @@ from sklearn.metrics import ndcg_score
 from rankfall._config import leaves
 from rankfall.data import Recipe, prepare_letor
 from rankfall.data.impressions.log import ImpressionLog
-from rankfall.reporting.figures import save
+from rankfall.reporting.charts import save
 from rankfall.reproductions.catalogue import find_reproduction, reproductions, run
 from rankfall.reproductions.comparisons import by_grades, cutoffs, protocols_for
 from rankfall.reproductions.data import DataSource, LogData, find_lists, find_log, prepare_log

@@ -20,8 +20,7 @@ from rankfall._config import leaves
 from rankfall.data import RankingData, Recipe, prepare_letor
 from rankfall.data.lists.list_loader import Lists
 from rankfall.metrics.named import parse
-from rankfall.reporting.charts import color
-from rankfall.reporting.figures import MissingExtraError, save
+from rankfall.reporting.charts import MissingExtraError, color, save
 from rankfall.reproductions.catalogue import find_reproduction, papers, reproductions, run
 from rankfall.reproductions.costs import TEXTBOOK, TREE, sort_times
 from rankfall.reproductions.data import LONGEST, SHORTEST, DataSource, generate_lists, utility_of, write_letor

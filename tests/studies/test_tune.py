@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rankfall._config import ConfigError, read_yaml
-from rankfall.reporting.figures import save
+from rankfall.reporting.charts import save
 from rankfall.reporting.inspection import search_chart, search_points
 from rankfall.storage.disk import intercepted
 from rankfall.studies import tune as tuning

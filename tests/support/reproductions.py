@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from rankfall.reporting.figures import save
+from rankfall.reporting.charts import save
 from rankfall.reproductions.catalogue import find_reproduction
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ def prepare(
         out: Directory to write. A check needs none.
         layout: ``"rows"``, your own log with one row per request and item; ``"letor"``, ranking text; ``"recflow"``,
             RecFlow as it is published.
-        spec: For ``"rows"``: spec of columns, stages and features, as a YAML file, a dictionary or a model.
+        spec: For ``"rows"``: columns, stages and features of the log, as a YAML file, a dictionary or a model.
         check: Read everything, write nothing, and return all problems of the data; for ``"rows"``, ``"letor"`` and
             ``"recflow"``.
         force: Replace data in `out`.
@@ -231,7 +231,7 @@ def rows(
             them or Delta tables, with one row per request and item; also s3://, gs:// and file:// URLs. The result does
             not depend on how the log is split into files. Default: the source of the spec.
         out: Output directory. Default: required without `check`.
-        spec: Spec of columns, stages and features, a YAML file. Default: that of `append`.
+        spec: Columns, stages and features of the log, a YAML file. Default: that of `append`.
         items: A table with features of items.
         users: A table with features of users.
         requests: A table with times, users, context and sequences of requests.

@@ -222,7 +222,7 @@ def requires_extra(what: str, extra: str) -> Iterator[None]:
 
 def write_figures(plots: Mapping[str, Chart | None], out: Path, on_notice: OnNotice) -> list[Path]:
     """Write figures as PNG and SVG; without the library for PNG, say how to install it and write SVG only."""
-    from rankfall.reporting.figures import SVG, MissingExtraError, save
+    from rankfall.reporting.charts import SVG, MissingExtraError, save
 
     make_directory(out)
     drawn = {name: plot for name, plot in plots.items() if plot is not None}

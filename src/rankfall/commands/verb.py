@@ -42,7 +42,7 @@ _TYPES: dict[str, Any] = {
 _TEXTS = {
     "config": "YAML configuration file.",
     "overrides": "Values that replace those of CONFIG, for example training.seed=1.",
-    "spec": "Description of columns, stages and features, a YAML file.",
+    "spec": "Columns, stages and features of the log, a YAML file.",
     "run": "Directory of a training run.",
     "out": "Output directory.",
     "force": "Replace existing output.",

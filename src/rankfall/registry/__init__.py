@@ -304,7 +304,7 @@ class Option:
         return _in_configurations(self.annotation)
 
     def check(self, value: Any) -> None:
-        """Check a value. Numbers must be finite, and nothing is converted: ``"1"`` is no number.
+        """Check a value. Numbers must be finite, and nothing is converted: ``"1"`` is not a number.
 
         Raises:
             pydantic.ValidationError: If the value is not of the type of the option.

@@ -1,4 +1,7 @@
-"""Charts: the parts that pages and other figures share, and the charts of pages."""
+"""Charts: the parts that pages and other figures share, the charts of pages, and figures as files.
+
+SVG files need nothing else, PNG files need vl-convert (``rankfall[report]``).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup
 
+from rankfall.storage.files import write_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     Points = Iterable[tuple[float, ...]]  # (x, y) or (x, y, low, high)
     Curves = Mapping[str, Points]  # by the name of the series
@@ -639,3 +645,36 @@ def on_axis(strips: Sequence[Strip], scale: Scale, about: int = 5) -> list[Strip
         x = scale(tick)
         axis.append(text(x, 16, words, anchor="start" if x < 2 else "end" if x > 98 else "middle"))
     return [*lined, Strip(axis, _AXIS)]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+INSTALL = "pip install 'rankfall[report]'"
+PNG, SVG = ".png", ".svg"
+
+
+class MissingExtraError(ImportError):
+    """The library that writes PNG files is not installed."""
+
+
+def save(plots: Mapping[str, Chart], out: Path, *, formats: Sequence[str] = (PNG, SVG)) -> list[Path]:
+    """Write each figure to ``NAME.png`` and ``NAME.svg``, and return the files.
+
+    Raises:
+        MissingExtraError: PNG is among the formats, and vl-convert is not installed. No file is written.
+    """
+    convert: Any = None
+    if PNG in formats:
+        try:
+            import vl_convert as convert
+        except ImportError:
+            raise MissingExtraError(f"no PNG: vl-convert-python is not installed: {INSTALL}") from None
+    files = []
+    for name, plot in plots.items():
+        svg = plot.svg()
+        for ending in formats:
+            file = out / f"{name}{ending}"
+            content = svg.encode() if ending == SVG else convert.svg_to_png(svg, ppi=144)
+            write_file(file, content)
+            files.append(file)
+    return files

@@ -72,7 +72,7 @@ LEAST: dict[str, Any] = {"time": "when", "stages": [{"name": "all"}], "relevant"
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The full spec with something else at a dotted path; `...` removes what is there."""
+    """The full spec with another value at a dotted path; `...` removes the key."""
     content = copy.deepcopy(FULL)
     *parents, last = [int(key) if key.isdecimal() else key for key in path.split(".")]
     part: Any = content

@@ -172,7 +172,7 @@ def prepare_rows(
         sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
             (``"s3://bucket/log"``); none if the spec has a `source`.
         out: The directory to write.
-        spec: The spec of columns, stages and features.
+        spec: Columns, stages and features of the log.
         items: A table with more columns of items.
         users: A table with more columns of users.
         requests: A table with more columns of requests.
@@ -259,7 +259,7 @@ def check_rows(
     Args:
         sources: Files (CSV, JSON lines, Parquet, Arrow), directories of them, or their URLs as text
             (``"s3://bucket/log"``); none if the spec has a `source`.
-        spec: The spec of columns, stages and features.
+        spec: Columns, stages and features of the log.
         items: A table with more columns of items.
         users: A table with more columns of users.
         requests: A table with more columns of requests.
